@@ -1,0 +1,212 @@
+"""Read a recipe: YAML in, settings out, or every fault at once with its dotted path."""
+
+import difflib
+import re
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+from pydantic import BaseModel, Field, ValidationError, model_validator
+
+from modicum.recipe.presets import PRESETS
+from modicum.recipe.settings import (
+    ChatSettings,
+    CorpusSettings,
+    EvaluateSettings,
+    ModelSettings,
+    Name,
+    PretrainSettings,
+    RecipePath,
+    Settings,
+    SftSettings,
+    TokenizerSettings,
+)
+from modicum.store import UserError
+
+
+class Recipe(Settings):
+    """One run, from text to chat model. `output` is the folder that holds the run's own folder."""
+
+    name: Name
+    seed: int = Field(default=0, ge=0, lt=2**32)
+    output: RecipePath
+    corpus: CorpusSettings
+    tokenizer: TokenizerSettings = TokenizerSettings()
+    chat: ChatSettings = ChatSettings()
+    model: ModelSettings = ModelSettings()
+    pretrain: PretrainSettings = PretrainSettings()
+    sft: SftSettings | None = None
+    evaluate: EvaluateSettings = EvaluateSettings()
+
+    @property
+    def run_folder(self) -> Path:
+        return self.output / self.name
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_output(cls, values: Any) -> Any:
+        return {"output": "runs", **values} if isinstance(values, dict) else values
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Self:
+        faults = _length_faults(self.model_dump())
+        if faults:
+            raise ValueError("\n".join(faults))
+        return self
+
+
+def _length_faults(values: dict[str, Any]) -> list[str]:
+    """Training windows longer than the model's positions. Works on unvalidated values too, so that this fault is told
+    together with the others and not after them."""
+    given = values.get("model")
+    model: dict[str, Any] = given if isinstance(given, dict) else {}
+    preset = PRESETS.get(str(model.get("preset", "micro")), {})
+    positions = {"max_position_embeddings": 2048, **preset, **model}["max_position_embeddings"]
+    faults = []
+    for name in ("pretrain", "sft"):
+        part = values.get(name)
+        length = part.get("sequence_length", 512) if isinstance(part, dict) else 512
+        if isinstance(length, int) and isinstance(positions, int) and length > positions and (part or name != "sft"):
+            faults.append(
+                f"{name}.sequence_length: {length} tokens are longer than model.max_position_embeddings {positions}"
+            )
+    return faults
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2's plain scalars: only true and false are booleans, 1e-3 is a number, and a key may not come twice."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((":bool", ":float", ":timestamp"))]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(?:true|false)$"), list("tf"))
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(?:\d[\d_]*\.[\d_]*|\.\d[\d_]*|\d[\d_]*(?=[eE]))(?:[eE][-+]?\d+)?$"),
+    list("-+.0123456789"),
+)
+
+
+def _unique_keys(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+    seen: set[Any] = set()
+    for key_node, _ in node.value:
+        key = loader.construct_object(key_node, deep=True)
+        if key in seen:
+            raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} comes twice", key_node.start_mark)
+        seen.add(key)
+    return loader.construct_mapping(node, deep=True)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:map", _unique_keys)
+
+
+def _parse_yaml(text: str, origin: str) -> Any:
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
+        raise UserError(f"{origin}{where}: not valid YAML: {error.problem}") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise UserError(f"{origin}: not valid YAML: {error}") from None
+
+
+def load_recipe(path: Path, overrides: list[str] | None = None) -> Recipe:
+    """The recipe at `path` with `overrides` ("pretrain.steps=500") applied.
+
+    Raises UserError with one line for each fault: where it is, what was expected, and the nearest known key.
+    """
+    try:
+        text = path.read_text("utf-8")
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such recipe; `modicum new DIR` writes one to start from") from None
+    except IsADirectoryError:
+        raise UserError(f"{path}: a folder, not a recipe; name the YAML file in it") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 text (byte {error.start})") from None
+    values = _parse_yaml(text, str(path))
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: expected keys and values (name:, corpus:, ...), found {type(values).__name__}")
+    for override in overrides or []:
+        _apply_override(values, override)
+    try:
+        return Recipe.model_validate(values, context={"folder": path.parent.resolve()})
+    except ValidationError as error:
+        lines = _fault_lines(error)
+        lines += [line for line in _length_faults(values) if line not in lines]
+        raise UserError("\n".join(f"{path}: {line}" for line in lines)) from None
+
+
+def _apply_override(values: dict[str, Any], override: str) -> None:
+    key, equals, raw = override.partition("=")
+    if not equals or not all(key.split(".")):
+        raise UserError(f"--set {override}: expected key=value, such as pretrain.steps=500")
+    value = _parse_yaml(raw, f"--set {key}") if raw else None
+    place: Any = values
+    *parents, last = key.split(".")
+    for parent in parents:
+        if isinstance(place, list):
+            place = place[_index(place, parent, key)]
+            continue
+        if place.get(parent) is None:
+            place[parent] = {}
+        place = place[parent]
+        if not isinstance(place, dict | list):
+            raise UserError(f"--set {key}: {parent} holds a value, not keys")
+    if isinstance(place, list):
+        place[_index(place, last, key)] = value
+    else:
+        place[last] = value
+
+
+def _index(items: list[Any], part: str, key: str) -> int:
+    if not part.isdecimal() or int(part) >= len(items):
+        raise UserError(f"--set {key}: {part} is not one of the {len(items)} entries (they count from 0)")
+    return int(part)
+
+
+def _fault_lines(error: ValidationError) -> list[str]:
+    """One line a fault: dotted path, what is wrong, and for an unknown key the nearest known one."""
+    lines = []
+    for fault in error.errors(include_url=False):
+        where = ".".join(str(part) for part in fault["loc"])
+        message = fault["msg"].removeprefix("Value error, ")
+        if fault["type"] == "extra_forbidden":
+            known = _known_keys(fault["loc"][:-1])
+            near = difflib.get_close_matches(str(fault["loc"][-1]), known, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]}?" if near else f"known here: {', '.join(known)}"
+            lines.append(f"{where}: unknown key; {hint}")
+        elif fault["type"] == "missing":
+            lines.append(f"{where}: missing")
+        elif fault["type"] == "value_error":
+            lines += [f"{where}: {line}" if where else line for line in message.split("\n")]
+        else:
+            lines.append(f"{where}: {message[0].lower() + message[1:]}, found {fault['input']!r}")
+    return lines
+
+
+def _known_keys(location: tuple[int | str, ...]) -> list[str]:
+    """Field names of the settings class that stands at this place in the recipe."""
+    here: type[BaseModel] = Recipe
+    for part in location:
+        if isinstance(part, str) and part in here.model_fields:
+            inner = _settings_class(here.model_fields[part].annotation)
+            here = inner or here
+    return list(here.model_fields)
+
+
+def _settings_class(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    for argument in getattr(annotation, "__args__", ()):
+        found = _settings_class(argument)
+        if found is not None:
+            return found
+    return None
+
+
+def resolved_yaml(recipe: Recipe) -> str:
+    """The recipe as YAML with every default written out; loading it again gives an equal recipe."""
+    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120)

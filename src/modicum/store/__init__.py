@@ -1,0 +1,28 @@
+"""Files that are whole or not there: atomic writes, hashes, manifests, run directories, and the user's error.
+
+The lowest room: it knows nothing of models or text, and imports no other room.
+"""
+
+from modicum.store.atomic import atomic_directory, remove_leftovers, write_bytes, write_json, write_text
+from modicum.store.errors import UserError
+from modicum.store.hashes import hash_file, hash_json, hash_tree
+from modicum.store.manifest import verify_manifest, write_manifest
+from modicum.store.run import RunDirectory
+from modicum.store.stage import Stage, StageManifest
+
+__all__ = [
+    "RunDirectory",
+    "Stage",
+    "StageManifest",
+    "UserError",
+    "atomic_directory",
+    "hash_file",
+    "hash_json",
+    "hash_tree",
+    "remove_leftovers",
+    "verify_manifest",
+    "write_bytes",
+    "write_json",
+    "write_manifest",
+    "write_text",
+]

@@ -1,0 +1,101 @@
+"""Write a file or a folder so that a kill at any instant leaves the old one or the new one, never a part.
+
+Order matters: contents reach the disk before the name does (fsync of files, then rename, then fsync of the parent).
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+_TEMPORARY = ".tmp-"
+
+
+def fsync_path(path: Path) -> None:
+    """Flush a file's contents, or a folder's list of names, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Replace `path` with `data` in one step."""
+    temporary = path.with_name(f"{_TEMPORARY}{path.name}")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    fsync_path(path.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace `path` with UTF-8 text in one step."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace `path` with indented JSON in one step. Raises ValueError on NaN and infinity, which JSON cannot say."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+@contextmanager
+def atomic_directory(final: Path) -> Iterator[Path]:
+    """Yield an empty temporary folder beside `final`; when the block ends well, it becomes `final`.
+
+    An existing `final` is replaced; for the instant between two renames only its set-aside copy exists, and
+    `remove_leftovers` brings that back. When the block raises, nothing of it stays.
+    """
+    final.parent.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(final.parent, final.name)
+    temporary = final.with_name(f"{_TEMPORARY}{final.name}")
+    temporary.mkdir()
+    try:
+        yield temporary
+        for path in temporary.rglob("*"):
+            if path.is_file() or path.is_dir():
+                fsync_path(path)
+        fsync_path(temporary)
+        replace_directory(temporary, final)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def replace_directory(temporary: Path, final: Path) -> None:
+    """Rename a finished folder to its name, setting an older one aside first (a folder cannot be renamed over)."""
+    aside = final.with_name(f"{_TEMPORARY}old-{final.name}")
+    if final.exists():
+        final.rename(aside)
+    temporary.rename(final)
+    fsync_path(final.parent)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def remove_leftovers(parent: Path, name: str | None = None) -> None:
+    """Clear what a killed process left in `parent`: half-written temporaries, and bring back a folder set aside.
+
+    With `name`, only what belongs to that final name.
+    """
+    if not parent.is_dir():
+        return
+    for aside in parent.glob(f"{_TEMPORARY}old-{name or '*'}"):
+        final = parent / aside.name.removeprefix(f"{_TEMPORARY}old-")
+        if final.exists():
+            shutil.rmtree(aside)
+        else:
+            aside.rename(final)
+    for leftover in parent.glob(f"{_TEMPORARY}{name or '*'}"):
+        if leftover.is_dir():
+            shutil.rmtree(leftover)
+        else:
+            leftover.unlink()

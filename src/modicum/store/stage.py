@@ -1,0 +1,56 @@
+"""One stage of a run: a folder that is finished when its manifest.json says which inputs it was made from."""
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from modicum.store.atomic import write_json
+
+
+@dataclass(frozen=True)
+class StageManifest:
+    """What a finished stage was made from. `inputs` maps a name to a SHA-256; wall time in seconds."""
+
+    stage: str
+    inputs: dict[str, str]
+    code_version: str
+    seed: int
+    device: str
+    wall_seconds: float
+
+
+class Stage:
+    """A stage's folder. It is finished only when its manifest exists; whatever else lies there may be partial."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.name = path.name
+
+    def manifest(self) -> StageManifest | None:
+        """The manifest, or None when the stage has not finished (or an older version wrote it)."""
+        try:
+            return StageManifest(**json.loads((self.path / "manifest.json").read_text("utf-8")))
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def changed_inputs(self, inputs: Mapping[str, str]) -> list[str] | None:
+        """Names of the inputs that differ from the finished stage's; [] when up to date; None when unfinished."""
+        manifest = self.manifest()
+        if manifest is None:
+            return None
+        names = sorted(set(inputs) | set(manifest.inputs))
+        return [name for name in names if inputs.get(name) != manifest.inputs.get(name)]
+
+    @contextmanager
+    def record(self, inputs: Mapping[str, str], *, code_version: str, seed: int, device: str) -> Iterator[None]:
+        """Run the stage's work inside this block; the manifest is written when it ends well, and not otherwise."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        (self.path / "manifest.json").unlink(missing_ok=True)
+        start = time.monotonic()
+        yield
+        wall = round(time.monotonic() - start, 3)
+        manifest = StageManifest(self.name, dict(inputs), code_version, seed, device, wall)
+        write_json(self.path / "manifest.json", asdict(manifest))

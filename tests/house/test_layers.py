@@ -1,0 +1,57 @@
+"""The rooms of the house import downwards only, and nothing heavy where it is not needed."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import modicum
+
+ROOT = Path(modicum.__file__).parent
+ROOMS = [
+    "cli", "bench", "doctor", "road", "serve", "exchange", "quantize", "tune", "train", "evaluate", "generate",
+    "dialects", "checkpoint", "model", "data", "tokenizer", "corpus", "recipe", "store",
+]  # fmt: skip
+FILES = sorted(path for path in ROOT.rglob("*.py") if path.parent != ROOT)
+
+
+def imported_modules(path):
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import; write the room's name out"
+            yield node.module or ""
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_room_imports_only_from_rooms_below_it(path):
+    room = path.relative_to(ROOT).parts[0]
+    for module in imported_modules(path):
+        parts = module.split(".")
+        if parts[0] == "modicum" and len(parts) > 1 and parts[1] in ROOMS:
+            assert ROOMS.index(parts[1]) >= ROOMS.index(room), f"{path.name} imports upwards: {module}"
+
+
+def test_every_folder_is_a_room_of_the_list():
+    folders = {path.name for path in ROOT.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert folders <= set(ROOMS)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_parity_oracle_is_never_imported_by_the_program(path):
+    assert not any(module.split(".")[0] == "transformers" for module in imported_modules(path))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_nothing_in_the_program_reads_a_pickle(path):
+    text = path.read_text("utf-8")
+    for forbidden in ("import pickle", "torch.load(", "torch.save(", "allow_pickle=True", "yaml.load(text)"):
+        assert forbidden not in text
+
+
+def test_the_command_line_answers_help_without_loading_torch():
+    script = "import sys; import modicum.cli; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

@@ -1,0 +1,108 @@
+import errno
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from modicum.store import atomic_directory, remove_leftovers, write_bytes, write_json, write_text
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_folder_appears_whole_under_its_name(tmp_path):
+    with atomic_directory(tmp_path / "a" / "final") as work:
+        (work / "x").write_text("1")
+        assert not (tmp_path / "a" / "final").exists()
+    assert names(tmp_path / "a") == ["final"]
+    assert (tmp_path / "a" / "final" / "x").read_text() == "1"
+
+
+def test_a_failure_inside_leaves_the_old_folder_and_nothing_else(tmp_path):
+    final = tmp_path / "final"
+    final.mkdir()
+    (final / "x").write_text("old")
+    with pytest.raises(RuntimeError), atomic_directory(final) as work:
+        (work / "x").write_text("new")
+        raise RuntimeError
+    assert names(tmp_path) == ["final"]
+    assert (final / "x").read_text() == "old"
+
+
+def test_a_folder_is_replaced_whole(tmp_path):
+    final = tmp_path / "final"
+    final.mkdir()
+    (final / "gone").write_text("old")
+    with atomic_directory(final) as work:
+        (work / "x").write_text("new")
+    assert names(tmp_path) == ["final"]
+    assert names(final) == ["x"]
+
+
+def test_a_write_that_fails_keeps_the_old_bytes(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    write_text(path, "old")
+
+    def full(_descriptor):
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="no space"):
+        write_bytes(path, b"new")
+    assert path.read_text() == "old"
+    assert names(tmp_path) == ["file"]
+
+
+def test_json_that_json_cannot_say_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="JSON"):
+        write_json(tmp_path / "x.json", {"loss": float("nan")})
+    assert names(tmp_path) == []
+
+
+def test_a_kill_between_the_two_renames_loses_neither_folder(tmp_path):
+    aside = tmp_path / ".tmp-old-final"
+    aside.mkdir()
+    (aside / "x").write_text("old")
+    (tmp_path / ".tmp-final").mkdir()
+    remove_leftovers(tmp_path)
+    assert names(tmp_path) == ["final"]
+    assert (tmp_path / "final" / "x").read_text() == "old"
+
+
+@pytest.mark.parametrize("call", ["fsync", "rename", "rmtree"])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_kill_at_any_system_call_leaves_old_or_new_and_never_a_part(tmp_path, call, count):
+    final = tmp_path / "final"
+    final.mkdir()
+    (final / "a").write_text("old")
+    (final / "b").write_text("old")
+    script = textwrap.dedent(f"""
+        import os, pathlib, shutil, signal
+        seen = 0
+        def deadly(function):
+            def wrapped(*args, **kwargs):
+                global seen
+                seen += 1
+                if seen == {count}:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return function(*args, **kwargs)
+            return wrapped
+        os.fsync = deadly(os.fsync) if {call!r} == "fsync" else os.fsync
+        if {call!r} == "rename":
+            pathlib.Path.rename = deadly(pathlib.Path.rename)
+        if {call!r} == "rmtree":
+            shutil.rmtree = deadly(shutil.rmtree)
+        from modicum.store import atomic_directory
+        with atomic_directory(pathlib.Path({str(final)!r})) as work:
+            (work / "a").write_text("new")
+            (work / "b").write_text("new")
+    """)
+    process = subprocess.run([sys.executable, "-c", script], check=False)
+    assert process.returncode in (0, -signal.SIGKILL)
+    remove_leftovers(tmp_path)
+    assert names(tmp_path) == ["final"]
+    assert {(final / name).read_text() for name in "ab"} in ({"old"}, {"new"})
