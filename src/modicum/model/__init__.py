@@ -1,0 +1,12 @@
+"""The decoder: RMSNorm, rotary embedding, attention, SwiGLU, key-value cache. Pure torch, no files, no network.
+
+Expressible as a stock Llama or Qwen3 by construction; `reference` is the one allowed second implementation.
+"""
+
+from modicum.model.block import DecoderBlock
+from modicum.model.cache import KVCache
+from modicum.model.config import ModelConfig
+from modicum.model.decoder import Decoder
+from modicum.model.norm import RMSNorm
+
+__all__ = ["Decoder", "DecoderBlock", "KVCache", "ModelConfig", "RMSNorm"]

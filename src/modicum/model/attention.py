@@ -1,0 +1,76 @@
+"""Causal self-attention with grouped keys and values, optional QK-norm and biases, rotary positions and a cache."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor, nn
+
+from modicum.model.cache import KVCache
+from modicum.model.config import ModelConfig
+from modicum.model.linear import Linear
+from modicum.model.mask import Visibility
+from modicum.model.norm import RMSNorm
+from modicum.model.rotary import rotate
+from modicum.model.scores import attend_blocks, attend_sdpa, attend_with_weights
+
+Implementation = Literal["sdpa", "blocks", "weights"]
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """What all layers of one forward pass share; the decoder makes it once.
+
+    allowed is the whole mask (B or 1, 1, T, past+T), or None where `is_causal` alone (or nothing) limits the queries,
+    and for blocks, which cut theirs from `visibility`.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    visibility: Visibility
+    implementation: Implementation
+    block: int
+    allowed: Tensor | None = None
+    is_causal: bool = False
+    cache: KVCache | None = None
+
+
+class Attention(nn.Module):
+    """Sub-modules and their names are Hugging Face's. Dropout acts on the weights, and only while training."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.layer = layer
+        self.head_dim = config.head_dim
+        self.layout = config.rotary_layout
+        self.dropout = config.attention_dropout
+        hidden, bias = config.hidden_size, config.attention_bias
+        queries, keys = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
+        self.q_proj = Linear(hidden, queries, bias=bias)
+        self.k_proj = Linear(hidden, keys, bias=bias)
+        self.v_proj = Linear(hidden, keys, bias=bias)
+        self.o_proj = Linear(queries, hidden, bias=bias)
+        self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
+        self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
+
+    def forward(self, x_BTD: Tensor, plan: AttentionPlan) -> tuple[Tensor, Tensor | None]:
+        """(B, T, hidden) of the same shape, and the weights (B, H, T, S) where the plan asks for them."""
+        q, k, v = (self._heads(part(x_BTD)) for part in (self.q_proj, self.k_proj, self.v_proj))
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = rotate(q, plan.cos, plan.sin, self.layout), rotate(k, plan.cos, plan.sin, self.layout)
+        if plan.cache is not None:
+            k, v = plan.cache.append(self.layer, k, v)
+        dropout = self.dropout if self.training else 0.0
+        weights = None
+        if plan.implementation == "weights":
+            assert plan.allowed is not None
+            out, weights = attend_with_weights(q, k, v, allowed=plan.allowed, dropout=dropout)
+        elif plan.implementation == "blocks":
+            out = attend_blocks(q, k, v, visibility=plan.visibility, block=plan.block)
+        else:
+            out = attend_sdpa(q, k, v, allowed=plan.allowed, is_causal=plan.is_causal, dropout=dropout)
+        return self.o_proj(out.transpose(1, 2).flatten(2)), weights
+
+    def _heads(self, x_BTE: Tensor) -> Tensor:
+        """(B, T, heads * head_dim) -> (B, heads, T, head_dim)."""
+        return x_BTE.view(*x_BTE.shape[:2], -1, self.head_dim).transpose(1, 2)

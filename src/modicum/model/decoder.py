@@ -1,0 +1,226 @@
+"""The language model: embedding, blocks, last norm, head.
+
+Parameter names are Hugging Face's. `hidden` and `head` are apart so that a loss need not hold the logits of a whole
+batch; `embed` and `hidden_from_embeddings` are apart so that a loop may compile the second alone.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+from torch.utils.checkpoint import checkpoint
+
+from modicum.model.attention import AttentionPlan, Implementation
+from modicum.model.block import DecoderBlock
+from modicum.model.cache import KVCache
+from modicum.model.config import ModelConfig
+from modicum.model.linear import Embedding, Linear
+from modicum.model.mask import Visibility
+from modicum.model.norm import RMSNorm
+from modicum.model.rotary import RotaryEmbedding
+from modicum.store import UserError
+
+
+class DecoderBody(nn.Module):
+    """What Hugging Face calls `model`: everything but the head. Holds the parts; Decoder walks through them."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(DecoderBlock(config, layer) for layer in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.rotary = RotaryEmbedding(config)
+
+
+class Decoder(nn.Module):
+    """A decoder with freshly initialised weights.
+
+    attention_impl: "sdpa", "blocks" (of attention_block queries), or "auto", which takes blocks where they were
+    measured to be faster: on a CPU, with gradients, without a cache, above 128 tokens.
+    activation_checkpointing: keep only the inputs of each block and compute the rest again in the backward pass.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.model = DecoderBody(config)
+        self.lm_head = None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.attention_impl: Literal["auto", "sdpa", "blocks"] = "auto"
+        self.attention_block = 128
+        self.activation_checkpointing = False
+        self.init_weights(0)
+
+    @torch.no_grad()
+    def init_weights(self, seed: int | torch.Generator) -> None:
+        """N(0, initializer_range); what writes into the residual stream is scaled by 1/sqrt(2 * layers) (GPT-2).
+
+        Norm gains 1, biases 0. The same seed gives the same weights on every machine. Does nothing on the meta device.
+        """
+        if self.model.norm.weight.is_meta:
+            return
+        generator = torch.Generator().manual_seed(seed) if isinstance(seed, int) else seed
+        std = self.config.initializer_range
+        residual = std / (2 * self.config.num_hidden_layers) ** 0.5
+        for name, weight in self.named_parameters():
+            if weight.dim() == 1:
+                weight.fill_(0.0 if name.endswith("bias") else 1.0)
+            else:
+                deviation = residual if name.endswith(("o_proj.weight", "down_proj.weight")) else std
+                weight.copy_(torch.randn(weight.shape, generator=generator) * deviation)
+
+    def forward(
+        self,
+        ids_BT: Tensor,
+        *,
+        positions: Tensor | None = None,
+        documents: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        cache: KVCache | None = None,
+        return_attention: bool = False,
+    ) -> Any:
+        """Logits (B, T, V) of ids (B, T) int64; with return_attention also each layer's weights (B, H, T, S), a tuple.
+
+        positions: (B, T) int64; by default a token's place among those of its document that are no padding.
+        documents: (B, T) int32 numbers; a token sees only its own document's, and -1 is padding.
+        attention_mask: (B, T), or (B, past+T) with a cache; true where a token is real, false where it is padding.
+        cache: holds what came before, and takes these tokens in.
+        Raises UserError for an id outside the vocabulary, a sequence longer than max_position_embeddings, a full cache.
+        """
+        hidden, weights = self._hidden(
+            self.embed(ids_BT), positions, documents, attention_mask, cache, return_attention
+        )
+        return (self.head(hidden), weights) if return_attention else self.head(hidden)
+
+    def hidden(
+        self,
+        ids_BT: Tensor,
+        *,
+        positions: Tensor | None = None,
+        documents: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        cache: KVCache | None = None,
+    ) -> Tensor:
+        """What the head reads: (B, T, hidden) after the last norm. Arguments as for `forward`."""
+        return self._hidden(self.embed(ids_BT), positions, documents, attention_mask, cache, False)[0]
+
+    def hidden_from_embeddings(
+        self,
+        x_BTD: Tensor,
+        *,
+        positions: Tensor | None = None,
+        documents: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        cache: KVCache | None = None,
+    ) -> Tensor:
+        """`hidden` from what `embed` returned."""
+        return self._hidden(x_BTD, positions, documents, attention_mask, cache, False)[0]
+
+    def embed(self, ids_BT: Tensor) -> Tensor:
+        """(B, T, hidden) of ids (B, T). Outside of compiled code an id beyond the vocabulary raises UserError."""
+        if not torch.compiler.is_compiling():
+            self.check_ids(ids_BT)
+        out: Tensor = self.model.embed_tokens(ids_BT)
+        return out
+
+    def head(self, hidden_BTD: Tensor) -> Tensor:
+        """Logits (..., V) of (..., hidden)."""
+        weight = self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
+        return linear(hidden_BTD, weight)
+
+    def check_ids(self, ids: Tensor) -> None:
+        """Raises UserError when an id is negative or beyond the vocabulary. Waits for the device that holds them."""
+        if ids.numel() == 0 or ids.is_meta:
+            return
+        low, high = (int(edge) for edge in torch.aminmax(ids))
+        if low < 0 or high >= self.config.vocab_size:
+            raise UserError(
+                f"token id {low if low < 0 else high} is outside this model's vocabulary of {self.config.vocab_size}; "
+                "the text was encoded with another tokenizer than the model's"
+            )
+
+    def _hidden(
+        self,
+        x_BTD: Tensor,
+        positions: Tensor | None,
+        documents: Tensor | None,
+        attention_mask: Tensor | None,
+        cache: KVCache | None,
+        return_attention: bool,
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        visibility = self._visibility(x_BTD, documents, attention_mask, cache)
+        plan = self._plan(x_BTD, visibility, positions, cache, return_attention)
+        weights = []
+        for block in self.model.layers:
+            if self.activation_checkpointing and torch.is_grad_enabled() and cache is None:
+                x_BTD, layer_weights = checkpoint(block, x_BTD, plan, use_reentrant=False)
+            else:
+                x_BTD, layer_weights = block(x_BTD, plan)
+            if layer_weights is not None:
+                weights.append(layer_weights)
+        if cache is not None:
+            cache.length += x_BTD.shape[1]
+        return self.model.norm(x_BTD), tuple(weights)
+
+    def _visibility(
+        self, x_BTD: Tensor, documents: Tensor | None, attention_mask: Tensor | None, cache: KVCache | None
+    ) -> Visibility:
+        batch, length = x_BTD.shape[:2]
+        past = 0 if cache is None else cache.length
+        if past + length > self.config.max_position_embeddings:
+            raise UserError(
+                f"a sequence of {past + length} tokens is longer than the model's "
+                f"{self.config.max_position_embeddings} positions (max_position_embeddings)"
+            )
+        keep = None if attention_mask is None else attention_mask.bool()
+        if keep is not None and keep.shape not in ((batch, length), (batch, past + length)):
+            raise ValueError(f"attention_mask {tuple(keep.shape)} fits neither {length} nor {past + length} tokens")
+        if documents is not None and documents.shape != (batch, length):
+            raise ValueError(f"documents {tuple(documents.shape)} does not fit an input of {(batch, length)}")
+        if cache is None:
+            return Visibility(past, length, keep, documents, documents)
+        cache.check_room(batch, length)
+        return cache.visibility(length, keep, documents)
+
+    def _plan(
+        self,
+        x_BTD: Tensor,
+        visibility: Visibility,
+        positions: Tensor | None,
+        cache: KVCache | None,
+        return_attention: bool,
+    ) -> AttentionPlan:
+        if positions is None:
+            positions = visibility.positions(x_BTD.device)
+        cos, sin = self.model.rotary(positions)
+        kind = self._implementation(x_BTD, cache, return_attention)
+        allowed, is_causal = None, False
+        if kind == "weights" or (kind == "sdpa" and not visibility.causal_only):
+            allowed = visibility.allowed(0, visibility.length, x_BTD.device)
+        elif kind == "sdpa" and visibility.length > 1:
+            is_causal = visibility.past == 0
+            allowed = None if is_causal else visibility.allowed(0, visibility.length, x_BTD.device)
+        return AttentionPlan(cos, sin, visibility, kind, self.attention_block, allowed, is_causal, cache)
+
+    def _implementation(self, x_BTD: Tensor, cache: KVCache | None, return_attention: bool) -> Implementation:
+        if return_attention:
+            return "weights"
+        if self.training and self.config.attention_dropout:
+            return "sdpa"
+        if self.attention_impl != "auto":
+            return self.attention_impl
+        trains_on_cpu = torch.is_grad_enabled() and x_BTD.device.type == "cpu" and cache is None
+        return "blocks" if trains_on_cpu and x_BTD.shape[1] > 128 else "sdpa"
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """As nn.Module's. A tied model takes a state with `lm_head.weight` too, where it equals the embedding."""
+        head, table = state_dict.get("lm_head.weight"), state_dict.get("model.embed_tokens.weight")
+        if self.lm_head is None and head is not None:
+            if table is None or not torch.equal(head, table):
+                raise UserError(
+                    "lm_head.weight differs from model.embed_tokens.weight, but tie_word_embeddings is true: "
+                    "the config does not belong to these weights"
+                )
+            state_dict = {name: value for name, value in state_dict.items() if name != "lm_head.weight"}
+        return super().load_state_dict(state_dict, strict=strict, assign=assign)

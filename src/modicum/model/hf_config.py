@@ -1,0 +1,125 @@
+"""config.json of a stock Llama or Qwen3, written from and read into our settings.
+
+What is read is checked against everything those classes can switch on that our decoder does not do: each refusal names
+the key. Missing keys take the defaults of the model's own class, since transformers leaves defaults out of the file.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from modicum.store import UserError
+
+if TYPE_CHECKING:
+    from modicum.model.config import ModelConfig
+
+_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+
+# The classes' own defaults (transformers 4.51 to 5.24) for what a file may leave out.
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "llama": {"max_position_embeddings": 2048, "num_key_value_heads": None, "head_dim": None},
+    "qwen3": {"max_position_embeddings": 32768, "num_key_value_heads": 32, "head_dim": 128},
+}
+_COMMON_DEFAULTS: dict[str, Any] = {
+    "rms_norm_eps": 1e-6,
+    "attention_bias": False,
+    "tie_word_embeddings": False,
+    "attention_dropout": 0.0,
+    "initializer_range": 0.02,
+}
+_SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+
+
+def hf_config(config: "ModelConfig", tokens: Mapping[str, int | list[int] | None], dtype: str) -> dict[str, Any]:
+    """The dictionary for config.json; `tokens` holds the bos, eos and pad ids. Files are always in the half layout."""
+    kind = "qwen3" if config.qk_norm else "llama"
+    rope = config.rope_scaling or {"rope_type": "default"}
+    written: dict[str, Any] = {
+        "architectures": [_ARCHITECTURES[kind]],
+        "model_type": kind,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_hidden_layers,
+        "num_attention_heads": config.num_attention_heads,
+        "num_key_value_heads": config.num_key_value_heads,
+        "head_dim": config.head_dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": config.max_position_embeddings,
+        "initializer_range": config.initializer_range,
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_parameters": {**rope, "rope_theta": config.rope_theta},
+        "rope_theta": config.rope_theta,
+        "rope_scaling": dict(config.rope_scaling) if config.rope_scaling else None,
+        "attention_bias": config.attention_bias,
+        "attention_dropout": config.attention_dropout,
+        "tie_word_embeddings": config.tie_word_embeddings,
+        "use_cache": True,
+        "dtype": dtype,
+        "torch_dtype": dtype,
+        **tokens,
+    }
+    if kind == "llama":
+        return {**written, "mlp_bias": config.mlp_bias, "pretraining_tp": 1}
+    return {
+        **written,
+        "use_sliding_window": False,
+        "sliding_window": None,
+        "max_window_layers": config.num_hidden_layers,
+    }
+
+
+def fields_from_hf(given: Mapping[str, Any]) -> dict[str, Any]:
+    """ModelConfig's arguments from a config.json. Raises UserError naming every key that we do not support."""
+    kind = given.get("model_type")
+    if kind not in _ARCHITECTURES:
+        raise UserError(f"config.json: model_type {kind!r} is not supported; llama and qwen3 are")
+    values = {**_COMMON_DEFAULTS, **_DEFAULTS[kind], **given}
+    faults = [f"{size} is missing" for size in _SIZES if size not in values]
+    faults += _unsupported(values, kind)
+    rope, rope_faults = _rope(given)
+    faults += rope_faults
+    if faults:
+        raise UserError("config.json describes a model that is not supported:\n" + "\n".join(f"  {f}" for f in faults))
+    names = (*_SIZES, "max_position_embeddings", *_COMMON_DEFAULTS)
+    fields = {name: values[name] for name in names}
+    fields["num_key_value_heads"] = values["num_key_value_heads"] or 0
+    fields["head_dim"] = values["head_dim"] or 0
+    fields["mlp_bias"] = bool(values.get("mlp_bias", False)) and kind == "llama"
+    fields["attention_dropout"] = float(values["attention_dropout"] or 0.0)
+    return {**fields, **rope, "qk_norm": kind == "qwen3"}
+
+
+def _unsupported(values: Mapping[str, Any], kind: str) -> list[str]:
+    faults = []
+    architectures = values.get("architectures") or [_ARCHITECTURES[kind]]
+    if architectures != [_ARCHITECTURES[kind]]:
+        faults.append(f"architectures {architectures}: only [{_ARCHITECTURES[kind]!r}] is a {kind} language model")
+    if values.get("hidden_act", "silu") != "silu":
+        faults.append(f"hidden_act {values['hidden_act']!r}: the feed-forward is SwiGLU, silu")
+    if kind == "qwen3" and values.get("mlp_bias"):
+        faults.append("mlp_bias: a Qwen3 has no MLP biases")
+    windows = {layer for layer in values.get("layer_types") or [] if layer != "full_attention"}
+    if windows:
+        faults.append(f"layer_types {sorted(windows)}: every layer attends fully")
+    elif values.get("sliding_window") and values.get("use_sliding_window", kind == "llama"):
+        faults.append(f"sliding_window {values['sliding_window']}: every layer attends fully")
+    if values.get("quantization_config"):
+        faults.append("quantization_config: the weights must be stored unquantized")
+    return faults
+
+
+def _rope(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """rope_theta and rope_scaling from either spelling; transformers lets the older one win where both stand."""
+    parameters = dict(given.get("rope_scaling") or given.get("rope_parameters") or {})
+    both = {**(given.get("rope_parameters") or {}), **parameters}
+    theta = parameters.pop("rope_theta", None) or given.get("rope_theta") or both.get("rope_theta") or 10_000.0
+    partial = parameters.pop("partial_rotary_factor", None) or given.get("partial_rotary_factor") or 1.0
+    faults = []
+    if partial != 1.0:
+        faults.append(f"partial_rotary_factor {partial}: the whole head is rotated")
+    kind = parameters.get("rope_type", parameters.get("type", "default"))
+    if kind == "dynamic":
+        faults.append("rope_type 'dynamic' (dynamic NTK): its frequencies change with the length, so a cache would lie")
+    elif kind not in ("default", "linear", "llama3", "yarn"):
+        faults.append(f"rope_type {kind!r}: linear, llama3 and yarn are supported")
+    return {"rope_theta": float(theta), "rope_scaling": None if kind == "default" else parameters}, faults

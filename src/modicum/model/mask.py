@@ -1,0 +1,51 @@
+"""Who may see whom: the one place where causality, key padding and document borders are put together."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Visibility:
+    """What T queries at slots past..past+T-1 may see of the keys at slots 0..past+T-1.
+
+    A key is seen when it is not later than the query, when `keep` (B, past+T) bool is true for it, and when both carry
+    the same document number; a negative number is padding, which sees nothing and is seen by nothing. `keep` and the
+    document numbers are None where there is no padding, or only one document. Slots order the tokens; positions, which
+    restart in each document, do not enter here.
+    """
+
+    past: int
+    length: int
+    keep: Tensor | None = None
+    query_documents: Tensor | None = None
+    key_documents: Tensor | None = None
+
+    @property
+    def causal_only(self) -> bool:
+        """True when there is neither padding nor more than one document to look at."""
+        return self.keep is None and self.query_documents is None
+
+    def allowed(self, start: int, stop: int, device: torch.device) -> Tensor:
+        """For queries start..stop-1 and keys 0..past+stop-1, later ones being hidden: (B or 1, 1, Q, K) bool."""
+        keys = self.past + stop
+        query_slot = torch.arange(self.past + start, keys, device=device)
+        seen = (torch.arange(keys, device=device) <= query_slot[:, None])[None, None]
+        if self.keep is not None:
+            seen = seen & self.keep[:, None, None, :keys]
+        if self.query_documents is not None and self.key_documents is not None:
+            query = self.query_documents[:, None, start:stop, None]
+            seen = seen & (query == self.key_documents[:, None, None, :keys]) & (query >= 0)
+        return seen
+
+    def positions(self, device: torch.device) -> Tensor:
+        """Each query's place among the keys it sees, (B or 1, T) int64: 0 at a document's start, and past padding."""
+        if self.causal_only:
+            return torch.arange(self.past, self.past + self.length, device=device)[None]
+        return (self.allowed(0, self.length, device).sum(-1)[:, 0] - 1).clamp(min=0)
+
+
+def visible_or_zero(out: Tensor, allowed: Tensor) -> Tensor:
+    """Zeros for the queries that see no key at all; `allowed` (B, 1, Q, K), `out` (B, H, Q, head_dim)."""
+    return torch.where(allowed.any(-1, keepdim=True), out, 0.0)

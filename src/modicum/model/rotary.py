@@ -1,0 +1,45 @@
+"""Rotary position embedding (Su et al. 2021): queries and keys turn by an angle that grows with their position.
+
+Angles and rotation are fp32 whatever the model's dtype is. The frequencies are no buffer on purpose: a buffer would be
+rounded by `.bfloat16()`, and left unfilled by `.to_empty()`.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from modicum.model.config import ModelConfig
+from modicum.model.frequencies import rotary_frequencies
+
+Layout = Literal["half", "interleaved"]
+
+
+class RotaryEmbedding(nn.Module):
+    """The angles of positions; one for the whole decoder."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.layout: Layout = config.rotary_layout
+        self.frequencies, self.factor = rotary_frequencies(
+            config.head_dim, config.rope_theta, config.rope_scaling, config.max_position_embeddings
+        )
+
+    def forward(self, positions_BT: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin, (B, 1, T, head_dim/2) fp32, with YaRN's attention factor multiplied in."""
+        if self.frequencies.device != positions_BT.device:
+            self.frequencies = self.frequencies.to(positions_BT.device)
+        angles = positions_BT[:, None, :, None].float() * self.frequencies
+        return angles.cos() * self.factor, angles.sin() * self.factor
+
+
+def rotate(x_BHTK: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
+    """Turn each channel pair of (B, H, T, head_dim) by its angle; fp32 inside, the input's dtype outside."""
+    x = x_BHTK.float()
+    if layout == "half":
+        a, b = x.chunk(2, dim=-1)
+        turned = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+    else:
+        a, b = x[..., 0::2], x[..., 1::2]
+        turned = torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
+    return turned.to(x_BHTK.dtype)
