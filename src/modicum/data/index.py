@@ -1,0 +1,99 @@
+"""What a folder of shards says of itself: index.json, the names of its files, and what it was made with."""
+
+import json
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from modicum.store import UserError, write_json
+
+FORMAT = 1
+MEND = "run `modicum prepare` again to write the shards anew"
+_SOURCE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+@dataclass(frozen=True)
+class SourceInfo:
+    """One source: documents, tokens (each document's leading end-of-text included), bytes of UTF-8 text, the largest
+    id, and the tokens in each of its files. Those hold one more than `tokens`: the end-of-text after the last document.
+    """
+
+    documents: int
+    tokens: int
+    bytes: int
+    max_id: int
+    files: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ShardsInfo:
+    """A folder of shards: the tokenizer it was made with, the dtype of its ids, and its sources by name."""
+
+    tokenizer_hash: str
+    vocab_size: int
+    eot_id: int
+    pad_id: int
+    dtype: str
+    seed: int
+    sources: dict[str, SourceInfo]
+
+    @property
+    def tokens(self) -> int:
+        return sum(source.tokens for source in self.sources.values())
+
+    @property
+    def documents(self) -> int:
+        return sum(source.documents for source in self.sources.values())
+
+    @property
+    def bytes(self) -> int:
+        return sum(source.bytes for source in self.sources.values())
+
+    @property
+    def id_dtype(self) -> np.dtype[np.unsignedinteger]:
+        """The dtype of the ids as they lie on disk. Raises KeyError for one that no shard has."""
+        return np.dtype({"uint16": "<u2", "uint32": "<u4"}[self.dtype])
+
+
+def source_folder(shards: Path, name: str) -> Path:
+    """Where a source's files lie. Raises ValueError for a name that is not a plain folder name."""
+    if not _SOURCE_NAME.fullmatch(name):
+        raise ValueError(f"not a source name: {name!r} (letters, digits, dots, dashes and underscores)")
+    return shards / "sources" / name
+
+
+def tokens_file(folder: Path, number: int) -> Path:
+    return folder / f"{number:05d}.bin"
+
+
+def offsets_file(folder: Path) -> Path:
+    return folder / "documents.npy"
+
+
+def write_index(shards: Path, info: ShardsInfo) -> None:
+    write_json(shards / "index.json", {"format": FORMAT, **asdict(info)})
+
+
+def read_index(shards: Path) -> ShardsInfo:
+    """The folder's index. Raises UserError when there is none, or it cannot be read as one."""
+    path = shards / "index.json"
+    try:
+        plain: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        if plain.pop("format") != FORMAT:
+            raise UserError(f"{path}: written by another version of modicum; {MEND}")
+        sources = {
+            name: SourceInfo(**{**source, "files": tuple(source["files"])})
+            for name, source in plain.pop("sources").items()
+        }
+        for name in sources:
+            source_folder(shards, name)
+        info = ShardsInfo(**plain, sources=sources)
+        _ = info.id_dtype
+        return info
+    except FileNotFoundError:
+        raise UserError(f"{path}: missing, so there are no finished shards here; {MEND}") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path}: damaged, not an index of shards ({error}); {MEND}") from error
