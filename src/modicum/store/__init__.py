@@ -5,12 +5,15 @@ The lowest room: it knows nothing of models or text, and imports no other room.
 
 from modicum.store.atomic import atomic_directory, remove_leftovers, write_bytes, write_json, write_text
 from modicum.store.errors import UserError
+from modicum.store.fingerprint import Fingerprints
 from modicum.store.hashes import hash_file, hash_json, hash_tree
+from modicum.store.lock import run_lock
 from modicum.store.manifest import verify_manifest, write_manifest
 from modicum.store.run import RunDirectory
 from modicum.store.stage import Stage, StageManifest
 
 __all__ = [
+    "Fingerprints",
     "RunDirectory",
     "Stage",
     "StageManifest",
@@ -20,6 +23,7 @@ __all__ = [
     "hash_json",
     "hash_tree",
     "remove_leftovers",
+    "run_lock",
     "verify_manifest",
     "write_bytes",
     "write_json",

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,12 @@ def hash_json(value: Any) -> str:
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
-def hash_tree(path: Path) -> str:
+def hash_tree(path: Path, hash_one: Callable[[Path], str] = hash_file) -> str:
     """SHA-256 of a file, or of the relative names and contents of every regular file below a folder.
 
     Sockets, pipes and dangling links are left out: nothing can be read from them.
     """
     if path.is_file():
-        return hash_file(path)
+        return hash_one(path)
     files = sorted(file for file in path.rglob("*") if file.is_file())
-    return hash_json({file.relative_to(path).as_posix(): hash_file(file) for file in files})
+    return hash_json({file.relative_to(path).as_posix(): hash_one(file) for file in files})

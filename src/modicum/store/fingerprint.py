@@ -1,0 +1,39 @@
+"""SHA-256 of large inputs, remembered by size and modification time, so that a look at an unchanged corpus is quick."""
+
+import json
+from pathlib import Path
+
+from modicum.store.atomic import write_json
+from modicum.store.hashes import hash_file, hash_tree
+
+
+class Fingerprints:
+    """Hashes of files and folders, kept in one JSON file of the run.
+
+    A file whose size and modification time (nanoseconds) are as before is not read again; `touch` makes it be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._known: dict[str, list[int | str]] = json.loads(path.read_text("utf-8"))
+        except (OSError, ValueError):
+            self._known = {}  # no memory, or a damaged one: everything is read again
+
+    def of(self, path: Path) -> str:
+        """SHA-256 of a file, or of the names and contents of every regular file below a folder."""
+        return hash_tree(path, self._file)
+
+    def save(self) -> None:
+        """Write what was learnt."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(self._path, self._known)
+
+    def _file(self, path: Path) -> str:
+        status = path.stat()
+        known = self._known.get(str(path))
+        if known and known[:2] == [status.st_size, status.st_mtime_ns]:
+            return str(known[2])
+        digest = hash_file(path)
+        self._known[str(path)] = [status.st_size, status.st_mtime_ns, digest]
+        return digest

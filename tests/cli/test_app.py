@@ -1,0 +1,99 @@
+import errno
+import subprocess
+import sys
+
+import pytest
+import typer
+
+from modicum.cli import app as cli
+from modicum.store import UserError
+
+
+def modicum(*arguments):
+    return subprocess.run([sys.executable, "-m", "modicum", *arguments], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("fault", "status"),
+    [
+        (UserError("x.yaml: wrong\ny.yaml: wrong too"), 2),
+        (KeyboardInterrupt(), 130),
+        (OSError(errno.ENOSPC, "No space left on device", "/full/file"), 2),
+        (OSError(errno.EIO, "Input/output error", "/broken"), 1),
+        (RuntimeError("a bug"), 1),
+        (BrokenPipeError(), 0),
+    ],
+)
+def test_each_way_to_fail_has_its_exit_status(fault, status, capsys):
+    def work():
+        raise fault
+
+    assert cli._status(work) == status
+    assert ("fault of modicum" in capsys.readouterr().err) == (status == 1)
+
+
+def test_every_line_of_a_user_error_is_told(capsys):
+    def work():
+        raise UserError("x.yaml: wrong\ny.yaml: wrong too")
+
+    cli._status(work)
+    assert capsys.readouterr().err == "error: x.yaml: wrong\nerror: y.yaml: wrong too\n"
+
+
+def test_a_full_disk_names_the_file(capsys):
+    def work():
+        raise OSError(errno.ENOSPC, "No space left on device", "/full/file")
+
+    cli._status(work)
+    assert capsys.readouterr().err == "error: /full/file: No space left on device\n"
+
+
+def test_a_wanted_exit_passes_through():
+    def work():
+        raise typer.Exit(3)
+
+    with pytest.raises(typer.Exit):
+        cli._status(work)
+
+
+def test_help_names_the_verbs_of_this_version_and_no_others():
+    answer = modicum("--help")
+    assert answer.returncode == 0
+    words = answer.stdout.split()
+    for name in (
+        "new",
+        "plan",
+        "run",
+        "prepare",
+        "pretrain",
+        "sft",
+        "evaluate",
+        "report",
+        "generate",
+        "chat",
+        "doctor",
+    ):
+        assert name in words
+    for later in ("dpo", "import", "export", "serve", "bench"):
+        assert later not in words
+
+
+@pytest.mark.parametrize(
+    "name", ["new", "plan", "run", "prepare", "pretrain", "sft", "evaluate", "report", "generate", "chat", "doctor"]
+)
+def test_every_verb_has_help_with_an_example(name):
+    answer = modicum(name, "--help")
+    assert answer.returncode == 0
+    assert f"Example: modicum {name}" in answer.stdout
+
+
+def test_an_unknown_verb_or_option_is_the_users_to_mend():
+    assert modicum("teleport").returncode == 2
+    assert modicum("run", "--nonsense").returncode == 2
+
+
+def test_a_missing_recipe_is_one_line_and_status_2(tmp_path):
+    answer = modicum("run", str(tmp_path / "none.yaml"))
+    assert answer.returncode == 2
+    assert len(answer.stderr.splitlines()) == 1
+    assert "modicum new" in answer.stderr
