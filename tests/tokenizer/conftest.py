@@ -1,0 +1,21 @@
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from modicum.tokenizer import Tokenizer, train_tokenizer
+
+CORPUS = Path(__file__).parents[2] / "data" / "small" / "corpus.jsonl.gz"
+
+
+@pytest.fixture(scope="session")
+def texts() -> list[str]:
+    """The first 300 documents of the shipped corpus."""
+    with gzip.open(CORPUS, "rt", encoding="utf-8") as lines:
+        return [json.loads(next(lines))["text"] for _ in range(300)]
+
+
+@pytest.fixture(scope="session")
+def tokenizer(texts: list[str]) -> Tokenizer:
+    return train_tokenizer(texts, vocab_size=1000, min_frequency=2, sample_bytes=10**6, seed=0)[0]
