@@ -1,0 +1,65 @@
+"""From the sources of a recipe to cleaned, deduplicated, split documents on disk, and a report of what was dropped."""
+
+import errno
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from modicum.corpus.inputs import find_files
+from modicum.corpus.report import CorpusReport, source_report, warnings_of
+from modicum.recipe import CorpusSettings
+from modicum.store import UserError, atomic_directory, write_json, write_manifest
+
+
+def prepare_corpus(
+    settings: CorpusSettings,
+    out: Path,
+    *,
+    seed: int,
+    decontaminate_against: Sequence[str],
+    progress: Callable[[str], None] | None = None,
+) -> CorpusReport:
+    """Write `out`: documents/<source>.jsonl.zst, heldout/<source>.jsonl.zst, report.json and manifest.json.
+
+    `decontaminate_against` are texts that no document may contain. The files' bytes depend on the sources' texts, the
+    settings that identify a run, and the seed; not on workers, memory or the order of a directory. Memory in use grows
+    with `memory_mb` and the longest document, not with the corpus; the disk holds about twice the corpus for a while.
+    Raises UserError for input that cannot be read, when no document stays, and when the disk is full; `out` is then as
+    it was.
+    """
+    from modicum.corpus.pipeline import corpus_stages, run_stages  # datatrove takes half a second to load
+
+    started = time.monotonic()
+    inputs = sorted((find_files(source) for source in settings.sources), key=lambda files: files.source.name)
+    try:
+        with atomic_directory(out) as folder:
+            work = folder / "work"
+            work.mkdir()
+            stages = corpus_stages(
+                settings, inputs, work, folder, seed=seed, decontaminate_against=decontaminate_against
+            )
+            run_stages(stages, work / "logs", workers=settings.workers, progress=progress)
+            sources = [source_report(work, files) for files in inputs]
+            shutil.rmtree(work)
+            report = CorpusReport(sources, warnings_of(sources, settings.heldout_fraction), 0.0)
+            _check_kept(report)
+            write_json(folder / "report.json", report.to_json())
+            write_manifest(folder)
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise UserError(f"{out}: the disk is full; make room (about twice the corpus) and run again") from None
+        raise
+    return CorpusReport(report.sources, report.warnings, round(time.monotonic() - started, 3))
+
+
+def _check_kept(report: CorpusReport) -> None:
+    """Raise UserError for a source without documents, and when nothing is left to train on."""
+    empty = [source.name for source in report.sources if not source.documents_in]
+    if empty:
+        raise UserError("\n".join(f"source {name}: no document in its files" for name in empty))
+    if not report.documents_kept:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(report.dropped.items()))
+        raise UserError(
+            f"no document is left of {report.documents_in}: {reasons}; change corpus.filters, or give other text"
+        )

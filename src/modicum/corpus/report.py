@@ -1,0 +1,107 @@
+"""What became of the documents, source by source."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from modicum.corpus.inputs import SourceFiles
+
+EPOCHS_THAT_PAY = 4.0
+
+
+@dataclass(frozen=True)
+class SourceReport:
+    """Counts of one source. Bytes are UTF-8 after cleaning, so bytes in = kept + held out + those dropped.
+
+    dropped: reason to documents; examples: reason to at most three ids; domains: domain to documents kept or held out;
+    skipped_files: reason to files that were not read.
+    """
+
+    name: str
+    weight: float
+    max_epochs: float
+    files: int
+    skipped_files: dict[str, int]
+    documents_in: int
+    bytes_in: int
+    documents_kept: int
+    bytes_kept: int
+    documents_heldout: int
+    bytes_heldout: int
+    dropped: dict[str, int]
+    examples: dict[str, list[str]]
+    domains: dict[str, int]
+
+
+@dataclass(frozen=True)
+class CorpusReport:
+    """All sources by name. wall_seconds is not part of report.json: equal corpora have equal files."""
+
+    sources: list[SourceReport]
+    warnings: list[str]
+    wall_seconds: float
+
+    @property
+    def documents_kept(self) -> int:
+        return sum(source.documents_kept for source in self.sources)
+
+    @property
+    def documents_heldout(self) -> int:
+        return sum(source.documents_heldout for source in self.sources)
+
+    @property
+    def documents_in(self) -> int:
+        return sum(source.documents_in for source in self.sources)
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """Reason to documents, over all sources."""
+        total: dict[str, int] = {}
+        for source in self.sources:
+            for reason, count in source.dropped.items():
+                total[reason] = total.get(reason, 0) + count
+        return total
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data without wall_seconds."""
+        return {"sources": [asdict(source) for source in self.sources], "warnings": self.warnings}
+
+
+def source_report(work: Path, files: SourceFiles) -> SourceReport:
+    """Read what the last step counted for one source."""
+    counts = json.loads((work / f"counts-{files.source.name}.json").read_text("utf-8"))
+    documents, size = counts["documents"], counts["bytes"]
+    return SourceReport(
+        name=files.source.name,
+        weight=files.source.weight,
+        max_epochs=files.source.max_epochs,
+        files=len(files.names),
+        skipped_files=files.skipped,
+        documents_in=documents["in"],
+        bytes_in=size["in"],
+        documents_kept=documents["train"],
+        bytes_kept=size["train"],
+        documents_heldout=documents["heldout"],
+        bytes_heldout=size["heldout"],
+        dropped=counts["dropped"],
+        examples=counts["examples"],
+        domains=counts["domains"],
+    )
+
+
+def warnings_of(sources: list[SourceReport], heldout_fraction: float) -> list[str]:
+    """What the user should know though it is no error."""
+    found = []
+    for source in sources:
+        if source.max_epochs > EPOCHS_THAT_PAY:
+            found.append(
+                f"source {source.name}: max_epochs is {source.max_epochs:g}; above {EPOCHS_THAT_PAY:g} passes a "
+                "repeated text teaches little more (Muennighoff et al. 2023)"
+            )
+        if source.documents_in and not source.documents_kept + source.documents_heldout:
+            reasons = ", ".join(f"{count} {reason}" for reason, count in source.dropped.items())
+            found.append(f"source {source.name}: every document was dropped ({reasons})")
+    if heldout_fraction and not sum(source.documents_heldout for source in sources):
+        found.append("nothing is held out, since the corpus is a single document: held-out loss cannot be measured")
+    return found

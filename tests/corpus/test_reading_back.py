@@ -1,0 +1,31 @@
+from pathlib import Path
+
+import pytest
+
+from modicum.corpus import prepare_corpus, read_choices, read_conversations, read_documents
+from modicum.recipe import CorpusSettings, SourceSettings
+from modicum.store import UserError
+
+SMALL = Path(__file__).parents[2] / "data" / "small"
+
+
+def test_prepared_documents_are_read_back_with_all_their_fields(tmp_path):
+    (tmp_path / "a.jsonl").write_text(
+        '{"id": "x", "text": "A text that is long enough to be kept by the filter.", "licence": "MIT", "kind": "note"}\n'
+    )
+    source = SourceSettings(name="notes", path=tmp_path / "a.jsonl", domain_field="kind")
+    prepare_corpus(CorpusSettings(sources=[source]), tmp_path / "out", seed=0, decontaminate_against=[])
+    (document,) = read_documents(tmp_path / "out")
+    assert (document.id, document.source, document.domain, document.licence) == ("x", "notes", "note", "MIT")
+    assert document.text == "A text that is long enough to be kept by the filter."
+    assert list(read_documents(tmp_path / "out", "heldout")) == []
+
+
+def test_a_folder_that_is_no_corpus_is_named(tmp_path):
+    with pytest.raises(UserError, match="not a prepared corpus"):
+        list(read_documents(tmp_path))
+
+
+def test_the_shipped_conversations_and_questions_are_valid():
+    assert sum(1 for _ in read_conversations(SMALL / "instruct.jsonl.gz")) == 6019
+    assert len(read_choices(SMALL / "eval.jsonl")) == 300
