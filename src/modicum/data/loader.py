@@ -85,7 +85,8 @@ class Loader:
         self._prefetcher: Prefetcher[Batch] | None = None
         self._waited = 0.0
         self._rows = 0
-        identity = [shards.fingerprint, sequence_length, seed, separate_documents, dict(weights or {})]
+        self._newest = 0
+        identity = [shards.fingerprint, sequence_length, seed, separate_documents, self.mixture.weights]
         self._data = int(hash_json(identity)[:15], 16)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -98,6 +99,7 @@ class Loader:
             self._prefetcher = Prefetcher(self._order.batches(self._rows), self._prefetch)
         batch = self._prefetcher.get()
         self._rows = end
+        self._newest = batch.rows
         return batch
 
     def check(self, rows: int) -> None:
@@ -124,29 +126,33 @@ class Loader:
         Batches made ahead do not count. `unused_rows` of this rank's newest batch are handed out again after a restore:
         what is left of it when the state is taken in the midst of an accumulation.
         """
+        if not 0 <= unused_rows <= self._newest:
+            raise ValueError(f"the newest batch has {self._newest} rows, of which {unused_rows} cannot be unused")
         rows = self._rows - unused_rows * self.world_size
-        if unused_rows < 0 or (unused_rows and rows <= self._rows - self.batch_size):
-            raise ValueError(f"{unused_rows} unused rows do not fit into a batch that has been handed out")
-        return {"rows": rows, "world_size": self.world_size, "data": self._data}
+        return {"rows": rows, "batch_size": self.batch_size, "world_size": self.world_size, "data": self._data}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Go on from a state. The next batch is the rest of the update that the state stood in.
 
-        Raises UserError when the state is of other data or another order, or stands within an update that another
-        number of ranks had begun (between updates, the number of ranks may change).
+        Raises UserError when the state is of other data or another order, or stands within an update and the number of
+        ranks or the batch size has changed (between updates they may: rows follow in the same order).
         """
         if state["data"] != self._data:
             raise UserError(
                 "the loader's state belongs to other shards, another seed, sequence length, mixture or document "
                 "separation: go on with those, or start a new run"
             )
-        if state["rows"] % self.batch_size and state["world_size"] != self.world_size:
+        before, now = (state["world_size"], state["batch_size"]), (self.world_size, self.batch_size)
+        # within an update of several ranks the rows handed out are no beginning of the run, but a piece of each share
+        between = all(ranks == 1 or state["rows"] % batch_size == 0 for ranks, batch_size in (before, now))
+        if before != now and not between:
             raise UserError(
-                f"the loader's state stands within an update of {state['world_size']} ranks and this run has "
-                f"{self.world_size}: go on with {state['world_size']} ranks, or from a checkpoint between updates"
+                f"the loader's state stands within an update of {before[1]} sequences on {before[0]} ranks, and this "
+                f"run has {now[1]} on {now[0]}: go on with the former, or from a checkpoint between updates"
             )
         self.close()
         self._rows = state["rows"]
+        self._newest = 0
 
     def close(self) -> None:
         """End the background thread; iterating starts it anew."""

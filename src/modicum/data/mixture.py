@@ -18,7 +18,11 @@ from modicum.store import UserError
 
 class Mixture:
     """The order of all rows. `windows` maps a source to its number of windows, `weights` to how often a pass sees each
-    (default 1), `max_epochs` to how often the run may see it (default: no bound)."""
+    (default 1), `max_epochs` to how often the run may see it (default: no bound).
+
+    `rows_per_pass` is how many rows one pass takes on average; `rows_available` is the longest run, in rows, that keeps
+    every source within its max_epochs, None when nothing bounds it. Raises UserError for a source without windows.
+    """
 
     def __init__(
         self,
@@ -33,16 +37,16 @@ class Mixture:
         self.seed = seed
         self.names = sorted(windows)
         self.windows = [windows[name] for name in self.names]
+        self.weights = [float(weights.get(name, 1.0)) for name in self.names]
         self.max_epochs = [float(max_epochs.get(name, inf)) for name in self.names]
-        bounds = zip(self.max_epochs, self.windows, strict=True)
-        self._most = [None if isinf(most) else floor(Fraction(str(most)) * size) for most, size in bounds]
         # as decimals, not binary fractions: a weight of 0.1 means a tenth, so ten passes hold every window once
-        owed = [Fraction(str(weights.get(name, 1.0))) * windows[name] for name in self.names]
+        owed = [Fraction(str(weight)) * size for weight, size in zip(self.weights, self.windows, strict=True)]
         self.rows_per_pass = float(sum(owed))
         scale = lcm(*(rate.denominator for rate in owed))
         self._rates = [int(rate * scale) for rate in owed]
         common = lcm(*self._rates)
         self._spacing = [common // rate for rate in self._rates]
+        self.rows_available = self._rows_available()
 
     def counts(self, rows: int) -> list[int]:
         """How many of the run's first `rows` rows come from each source, in the order of `names`."""
@@ -74,12 +78,6 @@ class Mixture:
         shares = zip(self.names, self.counts(rows), self.windows, strict=True)
         return {name: count / windows for name, count, windows in shares}
 
-    @property
-    def rows_available(self) -> int | None:
-        """The longest run that keeps every source within its max_epochs, in rows; None when nothing bounds it."""
-        ends = [self._rows_before(source, most) for source, most in enumerate(self._most) if most is not None]
-        return min(ends, default=None)
-
     def check(self, rows: int, *, batch_size: int) -> None:
         """Raise UserError naming every source that a run of `rows` rows would see more often than it may."""
         available = self.rows_available
@@ -110,6 +108,12 @@ class Mixture:
             mine = epochs == epoch
             windows[mine] = Permutation(size, order_key(self.seed, name, epoch))(places[mine])
         return windows
+
+    def _rows_available(self) -> int | None:
+        bounds = zip(self.max_epochs, self.windows, strict=True)
+        turns = [None if isinf(most) else floor(Fraction(str(most)) * size) for most, size in bounds]
+        ends = [self._rows_before(source, turn) for source, turn in enumerate(turns) if turn is not None]
+        return min(ends, default=None)
 
     def _rows_before(self, source: int, turn: int) -> int:
         """How many of the run's rows come before this turn of a source."""

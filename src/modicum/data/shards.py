@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from modicum.data.index import MEND, ShardsInfo, SourceInfo, offsets_file, read_index, source_folder, tokens_file
 from modicum.store import UserError, hash_file, hash_json
-from modicum.store.manifest import read_manifest
+from modicum.store.manifest import MANIFEST, read_manifest
 
 
 class SourceTokens:
@@ -19,9 +19,10 @@ class SourceTokens:
         self.name = name
         self.folder = folder
         self.tokens = info.tokens
-        self._files = [_map_tokens(tokens_file(folder, i), count, dtype) for i, count in enumerate(info.files)]
+        self._files = [np.memmap(tokens_file(folder, i), dtype, mode="r") for i in range(len(info.files))]
         self._begins = [0, *accumulate(info.files)]
-        self._starts = _map_offsets(offsets_file(folder), info)
+        # a plain array over the map: searching it must not copy it
+        self._starts = np.asarray(np.load(offsets_file(folder), mmap_mode="r", allow_pickle=False))
 
     def read(self, begin: int, end: int) -> NDArray[np.unsignedinteger]:
         """The tokens begin..end-1, across the borders of files."""
@@ -38,11 +39,6 @@ class SourceTokens:
         """Where documents start within begin..end-1."""
         low, high = np.searchsorted(self._starts, np.array([begin, end], np.uint64))
         return self._starts[low:high].astype(np.int64)
-
-    def check_starts(self) -> None:
-        """Raise UserError unless every document holds at least one token and follows the one before."""
-        if np.any(self._starts[1:] <= self._starts[:-1]):
-            raise UserError(f"{offsets_file(self.folder)}: damaged, its document starts do not rise; {MEND}")
 
 
 class Shards:
@@ -82,49 +78,43 @@ def open_shards(path: Path, *, tokenizer_hash: str, vocab_size: int | None = Non
                 f"{source_folder(path, name)}: holds the id {source.max_id}, and there are only {rows} embedding rows; "
                 f"make model.vocab_size at least {source.max_id + 1}, or {MEND}"
             )
-    hashes = read_manifest(path)
-    shards = Shards(path, info, hash_json(hashes))
-    if verify:
-        _verify(path, hashes)
-        for source_tokens in shards.sources.values():
-            source_tokens.check_starts()
-    return shards
-
-
-def _verify(path: Path, hashes: dict[str, str]) -> None:
-    expected = {
-        file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file() and file.name != "manifest.json"
-    }
-    faults = [f"{path / name}: not in the manifest" for name in sorted(expected - set(hashes))]
-    faults += [f"{path / name}: missing" for name in sorted(set(hashes) - expected)]
-    faults += [
-        f"{path / name}: damaged (its SHA-256 is not the one in manifest.json)"
-        for name in sorted(expected & set(hashes))
-        if hash_file(path / name) != hashes[name]
-    ]
+    hashes = _hashes(path, info)
+    faults = _faults(path, info, hashes, verify=verify)
     if faults:
         raise UserError("\n".join([*faults, MEND]))
+    return Shards(path, info, hash_json(hashes))
 
 
-def _map_tokens(path: Path, count: int, dtype: np.dtype[np.unsignedinteger]) -> NDArray[np.unsignedinteger]:
-    expected = count * dtype.itemsize
+def _files(path: Path, info: ShardsInfo) -> dict[Path, int | None]:
+    """Every file the shards are made of, with its size in bytes where the index knows it."""
+    files: dict[Path, int | None] = {path / "index.json": None}
+    for name, source in info.sources.items():
+        folder = source_folder(path, name)
+        files[offsets_file(folder)] = None
+        for number, tokens in enumerate(source.files):
+            files[tokens_file(folder, number)] = tokens * info.id_dtype.itemsize
+    return files
+
+
+def _hashes(path: Path, info: ShardsInfo) -> dict[str, str]:
+    """The recorded SHA-256 of every file."""
     try:
-        size = path.stat().st_size
-    except FileNotFoundError:
-        raise UserError(f"{path}: missing; {MEND}") from None
-    if size != expected:
-        raise UserError(f"{path}: {size} bytes long instead of {expected}, so it is truncated or altered; {MEND}")
-    return np.memmap(path, dtype=dtype, mode="r", shape=(count,))
+        recorded = read_manifest(path)
+        return {
+            name: recorded[name] for name in sorted(file.relative_to(path).as_posix() for file in _files(path, info))
+        }
+    except (UserError, KeyError):
+        raise UserError(f"{path / MANIFEST}: missing or damaged, so the shards are not whole; {MEND}") from None
 
 
-def _map_offsets(path: Path, info: SourceInfo) -> NDArray[np.uint64]:
-    try:
-        starts = np.load(path, mmap_mode="r", allow_pickle=False)
-    except FileNotFoundError:
-        raise UserError(f"{path}: missing; {MEND}") from None
-    except (ValueError, EOFError, OSError) as error:
-        raise UserError(f"{path}: truncated or damaged ({error}); {MEND}") from error
-    whole = starts.dtype == np.uint64 and starts.shape == (info.documents + 1,)
-    if not whole or starts[0] != 0 or starts[-1] != info.tokens:
-        raise UserError(f"{path}: damaged, not the starts of {info.documents} documents; {MEND}")
-    return np.asarray(starts)
+def _faults(path: Path, info: ShardsInfo, hashes: dict[str, str], *, verify: bool) -> list[str]:
+    """One line for each file that is not as it was written. The small files are hashed even without `verify`."""
+    faults = []
+    for file, size in _files(path, info).items():
+        if not file.is_file():
+            faults.append(f"{file}: missing")
+        elif size is not None and file.stat().st_size != size:
+            faults.append(f"{file}: {file.stat().st_size} bytes long instead of {size}, so it is truncated or altered")
+        elif (verify or size is None) and hash_file(file) != hashes[file.relative_to(path).as_posix()]:
+            faults.append(f"{file}: damaged (its SHA-256 is not the one in {MANIFEST})")
+    return faults

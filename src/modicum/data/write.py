@@ -19,7 +19,7 @@ from modicum.data.order import Permutation, order_key
 from modicum.store import UserError, atomic_directory, write_manifest
 
 _BATCH_DOCUMENTS = 1024
-_BATCH_CHARACTERS = 4_000_000
+_BATCH_CHARACTERS = 1_000_000
 _BLOCK_TOKENS = 1 << 20
 
 
