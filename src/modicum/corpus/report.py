@@ -15,7 +15,8 @@ class SourceReport:
     """Counts of one source. Bytes are UTF-8 after cleaning, so bytes in = kept + held out + those dropped.
 
     dropped: reason to documents; examples: reason to at most three ids; domains: domain to documents kept or held out;
-    skipped_files: reason to files that were not read.
+    licences: licence ("not named" where a document has none) to documents and bytes kept for training; skipped_files:
+    reason to files that were not read.
     """
 
     name: str
@@ -32,6 +33,7 @@ class SourceReport:
     dropped: dict[str, int]
     examples: dict[str, list[str]]
     domains: dict[str, int]
+    licences: dict[str, dict[str, int]]
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ def source_report(work: Path, files: SourceFiles) -> SourceReport:
         dropped=counts["dropped"],
         examples=counts["examples"],
         domains=counts["domains"],
+        licences=counts["licences"],
     )
 
 

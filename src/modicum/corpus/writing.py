@@ -52,10 +52,11 @@ class WriteCorpus(PipelineStep):  # type: ignore[misc]
 
 
 def write_source(work: Path, out: Path, source: str) -> dict[str, Any]:
-    """Write the documents of one source that stay; returns documents, bytes, dropped, examples and domains."""
+    """Write the documents of one source that stay; returns documents, bytes, dropped, examples, domains, licences."""
     documents, size = Counter({"in": 0, "train": 0, "heldout": 0}), Counter({"in": 0, "train": 0, "heldout": 0})
     dropped: Counter[str] = Counter()
     domains: Counter[str] = Counter()
+    licences: dict[str, dict[str, int]] = {}
     examples: dict[str, list[str]] = {}
     paths = {"train": out / "documents" / f"{source}.jsonl.zst", "heldout": out / "heldout" / f"{source}.jsonl.zst"}
     for path in paths.values():
@@ -79,6 +80,10 @@ def write_source(work: Path, out: Path, source: str) -> dict[str, Any]:
                 documents[split] += 1
                 size[split] += length
                 domains[record.domain] += 1
+                if split == "train":
+                    licence = licences.setdefault(record.licence or "not named", {"documents": 0, "bytes": 0})
+                    licence["documents"] += 1
+                    licence["bytes"] += length
                 lines.write(
                     {
                         "id": name,
@@ -94,4 +99,5 @@ def write_source(work: Path, out: Path, source: str) -> dict[str, Any]:
         "dropped": dict(sorted(dropped.items())),
         "examples": dict(sorted(examples.items())),
         "domains": dict(sorted(domains.items())),
+        "licences": dict(sorted(licences.items())),
     }
