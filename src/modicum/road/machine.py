@@ -1,0 +1,87 @@
+"""The machine that does the work: processor, cores, memory, disk, versions. Asked without loading torch."""
+
+import importlib.metadata
+import os
+import platform
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from modicum.road.words import size
+
+_CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+
+
+@dataclass(frozen=True)
+class Machine:
+    """`memory_bytes` is what a process here may have at most: the machine's, or its container's limit."""
+
+    processor: str
+    cores: int
+    memory_bytes: int
+    system: str
+    python: str
+    torch: str
+
+    def line(self) -> str:
+        """The machine in one line."""
+        cores = f"{self.cores} core{'s' if self.cores != 1 else ''}"
+        return (
+            f"{self.processor}, {cores}, {size(self.memory_bytes)} of memory, {self.system}, "
+            f"Python {self.python}, torch {self.torch}"
+        )
+
+
+def describe_machine() -> Machine:
+    return Machine(
+        processor=processor_name(),
+        cores=usable_cores(),
+        memory_bytes=memory_limit(),
+        system=f"{platform.system()} {platform.machine()}",
+        python=platform.python_version(),
+        torch=importlib.metadata.version("torch"),
+    )
+
+
+def usable_cores() -> int:
+    """Cores this process may use, which a container or `taskset` may have made fewer than the machine's."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def memory_limit() -> int:
+    """Bytes of memory that this machine, or the container around the process, has in all."""
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for path in _CGROUP_LIMITS:
+        text = path.read_text("ascii").strip() if path.is_file() else ""
+        if text.isdecimal():
+            return min(physical, int(text))
+    return physical
+
+
+def free_memory() -> int:
+    """Bytes that a new process could have now; where the system does not say, all there are."""
+    limit = memory_limit()
+    meminfo = Path("/proc/meminfo")
+    if meminfo.is_file():
+        for line in meminfo.read_text("ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return min(limit, int(line.split()[1]) * 1024)
+    return limit
+
+
+def free_disk(path: Path) -> int:
+    """Bytes free on the disk where `path` lies or would lie."""
+    while not path.exists():
+        path = path.parent
+    return shutil.disk_usage(path).free
+
+
+def processor_name() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text("utf-8", "replace").splitlines():
+            if line.lower().startswith(("model name", "hardware")):
+                return " ".join(line.partition(":")[2].split())
+    return platform.processor() or platform.machine()
