@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modicum.data import Permutation, order_key
+from modicum.data.order import things_at
 
 keys = st.integers(0, 2**64 - 1)
 
@@ -25,6 +26,15 @@ def test_any_place_can_be_asked_for_alone(size: int, key: int, data: st.DataObje
     assert len(set(together.tolist())) == len(places)
     assert together.min() >= 0
     assert together.max() < size
+
+
+@given(st.lists(st.tuples(st.integers(1, 100), keys, st.integers(0, 10**6)), min_size=1, max_size=30))
+def test_places_of_many_orders_can_be_asked_for_together(asked: list[tuple[int, int, int]]) -> None:
+    sizes = np.array([size for size, _, _ in asked])
+    places = np.array([number % size for size, _, number in asked])
+    together = things_at(places, sizes, np.array([key for _, key, _ in asked], np.uint64))
+    alone = [Permutation(size, key)(places[i : i + 1])[0] for i, (size, key, _) in enumerate(asked)]
+    assert together.tolist() == alone
 
 
 def test_the_order_is_the_same_on_every_machine_and_version() -> None:

@@ -7,12 +7,12 @@ sources interleave evenly, and p passes hold round(p·w·n) rows of each: exactl
 
 from collections.abc import Mapping
 from fractions import Fraction
+from functools import lru_cache
 from math import floor, inf, isinf, lcm
 
 import numpy as np
-from numpy.typing import NDArray
 
-from modicum.data.order import Permutation, order_key
+from modicum.data.order import order_key, things_at
 from modicum.store import UserError
 
 
@@ -47,6 +47,8 @@ class Mixture:
         common = lcm(*self._rates)
         self._spacing = [common // rate for rate in self._rates]
         self.rows_available = self._rows_available()
+        names = self.names
+        self._key = lru_cache(4 * len(names))(lambda source, epoch: order_key(seed, names[source], epoch))
 
     def counts(self, rows: int) -> list[int]:
         """How many of the run's first `rows` rows come from each source, in the order of `names`."""
@@ -61,17 +63,18 @@ class Mixture:
     def rows(self, first: int, count: int) -> list[tuple[str, int]]:
         """(source, window) of the rows first..first+count-1 of the run."""
         counts = self.counts(first)
-        sources = np.empty(count, np.int64)
-        turns = np.empty(count, np.int64)
-        for row in range(count):
+        sources, turns = [], []
+        for _ in range(count):
             source = self._next(counts)
-            sources[row], turns[row] = source, counts[source]
+            sources.append(source)
+            turns.append(counts[source])
             counts[source] += 1
-        windows = np.empty(count, np.int64)
-        for source in set(sources.tolist()):
-            mine = sources == source
-            windows[mine] = self._windows_at(source, turns[mine])
-        return [(self.names[source], window) for source, window in zip(sources.tolist(), windows.tolist(), strict=True)]
+        sizes = np.array([self.windows[source] for source in sources], np.int64)
+        epochs, places = np.divmod(np.array(turns, np.int64), sizes)
+        # a source's own sequence is one order after another, a new one each epoch
+        orders = [self._key(source, epoch) for source, epoch in zip(sources, epochs.tolist(), strict=True)]
+        windows = things_at(places, sizes, np.array(orders, np.uint64))
+        return [(self.names[source], window) for source, window in zip(sources, windows.tolist(), strict=True)]
 
     def epochs(self, rows: int) -> dict[str, float]:
         """How often the first `rows` rows of the run see each source."""
@@ -98,16 +101,6 @@ class Mixture:
         """The source whose next row is due first."""
         due = [(2 * count + 1) * spacing for count, spacing in zip(counts, self._spacing, strict=True)]
         return due.index(min(due))
-
-    def _windows_at(self, source: int, turns: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The windows at these turns of a source's own sequence: one order after another, a new one each epoch."""
-        name, size = self.names[source], self.windows[source]
-        windows = np.empty_like(turns)
-        epochs, places = turns // size, turns % size
-        for epoch in set(epochs.tolist()):
-            mine = epochs == epoch
-            windows[mine] = Permutation(size, order_key(self.seed, name, epoch))(places[mine])
-        return windows
 
     def _rows_available(self) -> int | None:
         bounds = zip(self.max_epochs, self.windows, strict=True)

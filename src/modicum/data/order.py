@@ -7,7 +7,6 @@ arithmetic only, so the order is the same on every machine and in every version 
 
 import hashlib
 import json
-from math import isqrt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,29 +27,44 @@ class Permutation:
         if size < 1:
             raise ValueError(f"an order needs at least one thing, not {size}")
         self.size = size
-        columns = isqrt(size - 1) + 1
-        self._columns = np.uint64(columns)
-        self._rows = np.uint64(-(-size // columns))
-        counters = np.arange(1, 2 * _ROUNDS + 1, dtype=np.uint64)
-        self._keys = _splitmix64(counters * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key))
+        self._sizes, self._keys = np.array([size], np.int64), np.array([key], np.uint64)
 
     def __call__(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
         """The things at these places. Raises IndexError for a place outside 0..size-1."""
         if places.size and (places.min() < 0 or places.max() >= self.size):
             raise IndexError(f"place outside an order of {self.size}")
-        cells = self._step(places.astype(np.uint64))
-        outside = cells >= self.size
-        while outside.any():
-            cells[outside] = self._step(cells[outside])
-            outside = cells >= self.size
-        return cells.astype(np.int64)
+        return things_at(places, self._sizes, self._keys)
 
-    def _step(self, cells: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        row, column = cells // self._columns, cells % self._columns
-        for first, second in zip(self._keys[::2], self._keys[1::2], strict=True):
-            row = (row + _splitmix64(column ^ first) % self._rows) % self._rows
-            column = (column + _splitmix64(row ^ second) % self._columns) % self._columns
-        return row * self._columns + column
+
+def things_at(places: NDArray[np.int64], sizes: NDArray[np.int64], keys: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """What stands at place i of the order of sizes[i] things that keys[i] chooses; sizes and keys may have length 1."""
+    columns = np.ceil(np.sqrt(sizes)).astype(np.uint64)
+    things = sizes.astype(np.uint64)
+    cells = _shuffled(places.astype(np.uint64), columns, things, _round_keys(keys))
+    return cells.astype(np.int64)
+
+
+def _shuffled(
+    cells: NDArray[np.uint64], columns: NDArray[np.uint64], things: NDArray[np.uint64], keys: NDArray[np.uint64]
+) -> NDArray[np.uint64]:
+    """The cells moved by the network, and those that land outside of the things once more."""
+    rows = (things + columns - np.uint64(1)) // columns
+    row, column = cells // columns, cells % columns
+    for first, second in zip(keys[::2], keys[1::2], strict=True):
+        row = (row + _splitmix64(column ^ first) % rows) % rows
+        column = (column + _splitmix64(row ^ second) % columns) % columns
+    cells = row * columns + column
+    outside = cells >= things
+    if outside.any():
+        columns, things, keys = (a if a.shape[-1] == 1 else a[..., outside] for a in (columns, things, keys))
+        cells[outside] = _shuffled(cells[outside], columns, things, keys)
+    return cells
+
+
+def _round_keys(keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The first outputs of SplitMix64 from each key, one row a half round."""
+    counters = np.arange(1, 2 * _ROUNDS + 1, dtype=np.uint64)[:, None]
+    return _splitmix64(counters * np.uint64(0x9E3779B97F4A7C15) + keys)
 
 
 def _splitmix64(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
