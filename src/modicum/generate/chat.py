@@ -1,0 +1,100 @@
+"""A conversation that goes on: what was said, and what of it still fits into the context."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from modicum.generate.engine import Chunk, Generator
+from modicum.generate.params import SamplingParams
+from modicum.store import UserError
+
+
+class ChatSession:
+    """Turns with one model. `messages` is what the model will read next time, the system message first.
+
+    reserve: tokens kept free for an answer; by default max_new_tokens, but at most a quarter of the context.
+    """
+
+    def __init__(
+        self,
+        generator: Generator,
+        params: SamplingParams,
+        *,
+        system: str | None = None,
+        tools: Sequence[dict[str, Any]] | None = None,
+        reserve: int | None = None,
+    ) -> None:
+        self.generator = generator
+        self.params = params
+        self.tools = list(tools) if tools else None
+        self.system = system
+        self.notice: str | None = None
+        self._turns: list[list[dict[str, Any]]] = []
+        self._reserve = min(params.max_new_tokens, generator.context // 4) if reserve is None else reserve
+        self._asked = 0
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """All messages from the system's to the last answer."""
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        return system + [message for turn in self._turns for message in turn]
+
+    def reset(self) -> None:
+        """Forget every turn; the system message stays. The same questions then get the same answers again."""
+        self._turns, self._asked, self.notice = [], 0, None
+
+    def ask(self, text: str) -> str:
+        """The whole answer to `text`."""
+        return "".join(chunk.text for chunk in self.stream(text))
+
+    def stream(self, text: str) -> Iterator[Chunk]:
+        """The answer to `text`, in pieces. Question and answer are remembered once the answer is over, also when the
+        iterator is closed early; after an error nothing is.
+
+        When the context is full, the oldest turns are forgotten for good and `notice` says how many; else it is None.
+        Raises UserError for a blank text, and for one that does not fit even alone.
+        """
+        if not text.strip():
+            raise UserError("the message is blank; say something")
+        question = {"role": "user", "content": text}
+        prompt = self._make_room(question)
+        # another seed for each turn, or the same random numbers would return in every answer
+        params = replace(self.params, seed=self.params.seed + self._asked)
+        self._asked += 1
+        return self._remember(question, self.generator.stream(prompt, params))
+
+    def _remember(self, question: dict[str, Any], chunks: Iterator[Chunk]) -> Iterator[Chunk]:
+        said = ""
+        try:
+            for chunk in chunks:
+                said += chunk.text
+                yield chunk
+        except GeneratorExit:
+            self._turns.append([question, {"role": "assistant", "content": said}])
+            raise
+        self._turns.append([question, {"role": "assistant", "content": said}])
+
+    def _make_room(self, question: dict[str, Any]) -> list[int]:
+        """The prompt's ids, after dropping as many of the oldest turns as it takes."""
+        room = self.generator.context - self._reserve
+        turns = self._turns
+        while True:
+            prompt = self._render([*turns, [question]])
+            if len(prompt) <= room:
+                break
+            if not turns:
+                raise UserError(
+                    f"the message and the system message have {len(prompt)} tokens, but only {room} of the context of "
+                    f"{self.generator.context} are left beside the answer; shorten them"
+                )
+            turns = turns[1:]
+        dropped = len(self._turns) - len(turns)
+        self._turns = turns
+        plural = "turns are" if dropped > 1 else "turn is"
+        self.notice = f"the context is full: the oldest {dropped} {plural} forgotten" if dropped else None
+        return prompt
+
+    def _render(self, turns: list[list[dict[str, Any]]]) -> list[int]:
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        messages = system + [message for turn in turns for message in turn]
+        return self.generator.tokenizer.render(messages, add_generation_prompt=True, tools=self.tools).ids

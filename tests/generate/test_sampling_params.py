@@ -1,0 +1,67 @@
+"""Every parameter is checked by name before anything runs."""
+
+import math
+
+import pytest
+
+from modicum.generate.params import SamplingParams
+from modicum.store import UserError
+
+NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty")
+WHOLE = ("max_new_tokens", "top_k", "seed")
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -0.5, "1", None, True])
+def test_nan_infinite_and_negative_numbers_are_refused_by_name(name, value):
+    with pytest.raises(UserError, match=rf"^{name}: expected"):
+        SamplingParams(**{name: value})
+
+
+@pytest.mark.parametrize("name", ["top_p", "min_p"])
+def test_a_share_above_one_is_refused_by_name(name):
+    with pytest.raises(UserError, match=rf"^{name}: expected a number from 0 to 1, found 1.5"):
+        SamplingParams(**{name: 1.5})
+
+
+@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("value", [-1, 1.5, math.nan, "3", True])
+def test_counts_that_are_not_whole_are_refused_by_name(name, value):
+    with pytest.raises(UserError, match=rf"^{name}: expected a whole number of at least 0"):
+        SamplingParams(**{name: value})
+
+
+@pytest.mark.parametrize("penalty", [0, 0.001, 1e30])
+def test_a_penalty_that_could_overflow_is_refused(penalty):
+    with pytest.raises(UserError, match="repetition_penalty: expected a number from"):
+        SamplingParams(repetition_penalty=penalty)
+
+
+@pytest.mark.parametrize("stop", ["end", ("",), (1,), ("a", ""), None])
+def test_a_stop_list_that_is_no_list_of_strings_is_refused(stop):
+    with pytest.raises(UserError, match=r"^stop: expected a list of strings, none of them empty"):
+        SamplingParams(stop=stop)
+
+
+@pytest.mark.parametrize("ids", [(-1,), (True,), "12", (1.0,)])
+def test_stop_ids_that_are_no_ids_are_refused(ids):
+    with pytest.raises(UserError, match=r"^stop_ids: expected a list of token ids"):
+        SamplingParams(stop_ids=ids)
+
+
+def test_all_faults_are_told_at_once():
+    with pytest.raises(UserError) as error:
+        SamplingParams(temperature=math.nan, top_p=2, max_new_tokens=-1)
+    assert [line.split(":")[0] for line in str(error.value).split("\n")] == ["max_new_tokens", "temperature", "top_p"]
+
+
+def test_lists_become_tuples_so_that_a_request_never_changes():
+    params = SamplingParams(stop=["a"], stop_ids=[3])
+    assert params.stop == ("a",)
+    assert params.stop_ids == (3,)
+
+
+@pytest.mark.parametrize("settings", [{"temperature": 0}, {"top_k": 1}, {"top_p": 0}])
+def test_temperature_0_top_p_0_and_top_k_1_leave_one_choice(settings):
+    assert SamplingParams(**settings).greedy
+    assert not SamplingParams().greedy
