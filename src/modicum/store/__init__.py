@@ -10,7 +10,7 @@ from modicum.store.hashes import hash_file, hash_json, hash_tree
 from modicum.store.lock import run_lock
 from modicum.store.manifest import verify_manifest, write_manifest
 from modicum.store.run import RunDirectory
-from modicum.store.stage import Stage, StageManifest
+from modicum.store.stage import Stage, StageManifest, peak_memory_bytes
 
 __all__ = [
     "Fingerprints",
@@ -22,6 +22,7 @@ __all__ = [
     "hash_file",
     "hash_json",
     "hash_tree",
+    "peak_memory_bytes",
     "remove_leftovers",
     "run_lock",
     "verify_manifest",

@@ -1,6 +1,8 @@
 """One stage of a run: a folder that is finished when its manifest.json says which inputs it was made from."""
 
 import json
+import resource
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,7 +14,11 @@ from modicum.store.atomic import write_json
 
 @dataclass(frozen=True)
 class StageManifest:
-    """What a finished stage was made from. `inputs` maps a name to a SHA-256; wall time in seconds."""
+    """What a finished stage was made from and what it took.
+
+    `inputs` maps a name to a SHA-256 or a short value. wall_seconds counts the last, finishing attempt; peak_memory_mb is
+    the process's largest resident set until then, in units of 10^6 bytes.
+    """
 
     stage: str
     inputs: dict[str, str]
@@ -20,6 +26,7 @@ class StageManifest:
     seed: int
     device: str
     wall_seconds: float
+    peak_memory_mb: int
 
 
 class Stage:
@@ -52,5 +59,13 @@ class Stage:
         start = time.monotonic()
         yield
         wall = round(time.monotonic() - start, 3)
-        manifest = StageManifest(self.name, dict(inputs), code_version, seed, device, wall)
+        manifest = StageManifest(
+            self.name, dict(inputs), code_version, seed, device, wall, peak_memory_bytes() // 10**6
+        )
         write_json(self.path / "manifest.json", asdict(manifest))
+
+
+def peak_memory_bytes() -> int:
+    """The largest resident set of this process so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # macOS counts bytes, Linux KiB

@@ -1,0 +1,151 @@
+"""Read a checkpoint: every fault of its files is one clear error that names them."""
+
+import json
+import warnings
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from modicum.checkpoint.save import OPTIMIZER, STATE, WEIGHTS, TrainingState
+from modicum.model import Decoder, ModelConfig
+from modicum.store import UserError, verify_manifest
+from modicum.tokenizer import Tokenizer, load_tokenizer
+
+_ANOTHER = "take another checkpoint, or copy this one again"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint folder whose files have been checked. Weights and training state are read when asked for."""
+
+    path: Path
+    config: ModelConfig
+    tokenizer: Tokenizer
+    stop_ids: list[int]
+
+    @property
+    def step(self) -> int:
+        """The update it was written after; 0 where the folder is not named after one."""
+        name = self.path.resolve().name
+        return int(name.removeprefix("step-")) if name.startswith("step-") and name[5:].isdecimal() else 0
+
+    @cached_property
+    def weights(self) -> dict[str, Tensor]:
+        """Hugging Face's names to tensors, as they lie on disk."""
+        return _read_tensors(self.path / WEIGHTS)
+
+    @cached_property
+    def training(self) -> TrainingState | None:
+        """What training goes on from, or None where the checkpoint has no such part."""
+        if not (self.path / STATE).exists():
+            return None
+        return TrainingState(_read_tensors(self.path / OPTIMIZER), _read_json(self.path / STATE))
+
+    def model(self, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Decoder:
+        """The decoder with these weights, ready to be asked (in evaluation mode). Each call makes a new one."""
+        with torch.device("meta"):
+            model = Decoder(self.config)
+        weights = {name: weight.to(device=device, dtype=dtype, copy=True) for name, weight in self.weights.items()}
+        model.load_state_dict(weights, assign=True)
+        return model.requires_grad_().eval()
+
+
+def load_checkpoint(path: Path, *, verify: bool = True) -> Checkpoint:
+    """The checkpoint at `path` (a folder, or a link to one).
+
+    verify: compare every file with the manifest's SHA-256. Raises UserError, naming the file, for a folder that is no
+    checkpoint, a file that is missing, cut off or altered, and tensors that are not those of the config.
+    """
+    if not path.is_dir():
+        raise UserError(f"{path}: no such checkpoint; expected a folder such as runs/<name>/sft/checkpoints/last")
+    if not (path / "config.json").exists():
+        raise UserError(f"{path}: not a checkpoint, for it has no config.json; name a step-… folder or `last`")
+    if verify:
+        verify_manifest(path)
+    try:
+        config = ModelConfig.from_hf(_read_json(path / "config.json"))
+    except UserError as error:
+        raise UserError(f"{path / 'config.json'}: {error}") from None
+    tokenizer = load_tokenizer(path)
+    if tokenizer.vocab_size > config.vocab_size:
+        raise UserError(
+            f"{path}: tokenizer.json has {tokenizer.vocab_size} ids and config.json a vocabulary of "
+            f"{config.vocab_size}; they are not of one checkpoint: {_ANOTHER}"
+        )
+    _check_shapes(path / WEIGHTS, config)
+    return Checkpoint(path, config, tokenizer, _stop_ids(path, tokenizer))
+
+
+def newest(root: Path) -> Path | None:
+    """The whole checkpoint of the highest step below `root`, or None. A damaged one is passed over with a warning."""
+    for folder in sorted(root.glob("step-*"), reverse=True):
+        try:
+            verify_manifest(folder)
+        except UserError as error:
+            warnings.warn(f"passed over a damaged checkpoint: {error}", stacklevel=2)
+        else:
+            return folder
+    return None
+
+
+def _stop_ids(path: Path, tokenizer: Tokenizer) -> list[int]:
+    given = _read_json(path / "generation_config.json").get("eos_token_id")
+    ids = [i for i in (given if isinstance(given, list) else [given]) if isinstance(i, int)]
+    if not ids or not all(0 <= i < tokenizer.vocab_size for i in ids):
+        raise UserError(
+            f"{path / 'generation_config.json'}: eos_token_id {given!r} is not in the vocabulary; {_ANOTHER}"
+        )
+    return ids
+
+
+def _check_shapes(file: Path, config: ModelConfig) -> None:
+    """Compare names and shapes in the file's header with the config's, before any tensor is read."""
+    with torch.device("meta"):
+        wanted = {name: tuple(value.shape) for name, value in Decoder(config).state_dict().items()}
+    found = _read_shapes(file)
+    faults = [f"{name}: missing" for name in sorted(wanted.keys() - found.keys())]
+    faults += [f"{name}: not part of this model" for name in sorted(found.keys() - wanted.keys())]
+    faults += [
+        f"{name}: has shape {list(found[name])}, config.json asks for {list(shape)}"
+        for name, shape in sorted(wanted.items())
+        if name in found and found[name] != shape
+    ]
+    if faults:
+        raise UserError("\n".join([*(f"{file}: {fault}" for fault in faults), _ANOTHER]))
+
+
+def _read_shapes(file: Path) -> dict[str, tuple[int, ...]]:
+    with _opened(file) as tensors:
+        return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
+
+
+def _read_tensors(file: Path) -> dict[str, Tensor]:
+    with _opened(file) as tensors:
+        return {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118
+
+
+def _opened(file: Path) -> Any:
+    """The file opened by safetensors, which checks the header's size, offsets and dtypes and executes nothing."""
+    try:
+        return safe_open(file, framework="pt")
+    except FileNotFoundError:
+        raise UserError(f"{file}: missing; {_ANOTHER}") from None
+    except SafetensorError as error:
+        raise UserError(f"{file}: not a whole safetensors file ({error}); {_ANOTHER}") from None
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(file.read_text("utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{file}: missing; {_ANOTHER}") from None
+    except ValueError as error:
+        raise UserError(f"{file}: not JSON ({error}); {_ANOTHER}") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{file}: expected a JSON object; {_ANOTHER}")
+    return value

@@ -1,0 +1,98 @@
+"""Write a checkpoint: everything flushed before it has a name, and `last` moved only to what is whole."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from modicum.model import ModelConfig
+from modicum.store import UserError, atomic_directory, write_json, write_manifest
+from modicum.store.atomic import fsync_path
+from modicum.tokenizer import Tokenizer
+
+WEIGHTS, OPTIMIZER, STATE = "model.safetensors", "training/optimizer.safetensors", "training/state.json"
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """What training needs to go on: tensors by name (optimizer moments, random states), and plain JSON data."""
+
+    tensors: dict[str, Tensor]
+    state: dict[str, Any]
+
+
+def step_folder(root: Path, step: int) -> Path:
+    """root/step-00001000: names sort as the steps do."""
+    return root / f"step-{step:08d}"
+
+
+def save_checkpoint(
+    root: Path,
+    step: int,
+    *,
+    config: ModelConfig,
+    weights: Mapping[str, Tensor],
+    tokenizer: Tokenizer,
+    chat: bool,
+    training: TrainingState | None,
+) -> Path:
+    """Write root/step-<step> and move `root/last` to it. Returns the folder.
+
+    weights: the decoder's state dict, as it is to be stored (float32 masters while training). chat: whether an answer
+    ends with the end of a turn, not only with the end of the text. A kill or a full disk at any moment leaves the
+    former checkpoints as they were.
+    """
+    final = step_folder(root, step)
+    with atomic_directory(final) as folder:
+        write_model(folder, config=config, weights=weights, tokenizer=tokenizer, chat=chat)
+        if training is not None:
+            (folder / "training").mkdir()
+            _save_tensors(folder / OPTIMIZER, training.tensors)
+            write_json(folder / STATE, training.state)
+        write_manifest(folder)
+    point(root / "last", final)
+    return final
+
+
+def write_model(
+    folder: Path, *, config: ModelConfig, weights: Mapping[str, Tensor], tokenizer: Tokenizer, chat: bool
+) -> None:
+    """The files that make `folder` a Hugging Face model: config, generation_config, weights, tokenizer."""
+    if config.rotary_layout != "half":
+        raise ValueError("files hold the half-split rotary layout: permute the weights before they are written")
+    if any(name.startswith("_orig_mod.") for name in weights):
+        raise ValueError("these are the names of a compiled module; give the state dict of the module it wraps")
+    stops = [tokenizer.im_end_id, tokenizer.eot_id] if chat else [tokenizer.eot_id]
+    tokens: dict[str, Any] = {
+        "bos_token_id": tokenizer.eot_id,
+        "eos_token_id": stops if chat else tokenizer.eot_id,
+        "pad_token_id": tokenizer.pad_id,
+    }
+    dtypes = {str(weight.dtype).removeprefix("torch.") for weight in weights.values()}
+    write_json(folder / "config.json", config.to_hf(**tokens, dtype=dtypes.pop() if len(dtypes) == 1 else "float32"))
+    write_json(folder / "generation_config.json", {**tokens, "eos_token_id": stops})
+    _save_tensors(folder / WEIGHTS, weights)
+    tokenizer.save(folder)
+
+
+def point(link: Path, target: Path) -> None:
+    """Make `link` a relative link to its neighbour `target`, in one step."""
+    temporary = link.with_name(f".tmp-{link.name}")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(target.name)
+    os.replace(temporary, link)
+    fsync_path(link.parent)
+
+
+def _save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    # safetensors refuses tensors that share memory; a tied head is left out by the decoder's own state dict
+    whole = {name: tensor.detach().to("cpu", copy=False).contiguous() for name, tensor in tensors.items()}
+    try:
+        save_file({name: whole[name] for name in sorted(whole)}, path, metadata={"format": "pt"})
+    except SafetensorError as error:  # the Rust side wraps what the operating system said
+        raise UserError(f"{path.parent}: the weights could not be written ({error}); make room on the disk") from None
