@@ -40,6 +40,10 @@ def score(accuracy, half, n=100):
     return {"n": n, "accuracy": accuracy, **span, "chance": 0.25, "majority": 0.27, "word_overlap": 0.35}
 
 
+def nats(value):
+    return {"nats_per_token": value, "low": value - 0.1, "high": value + 0.1}
+
+
 def choices(accuracy):
     parts = {"recall": score(accuracy + 0.02, 0.07, 60), "generalisation": score(accuracy - 0.02, 0.07, 40)}
     return {
@@ -97,8 +101,21 @@ def figures():
         "heldout": heldout,
         "choices": questions,
         "answers": {
-            "chat": {"n": 100, "stop_rate": 0.97, "empty_rate": 0.0, "length_ratio": 1.07, "repetition": 0.021},
-            "loss": {"base": 3.1, "chat": 1.9, "chat_shuffled": 2.9},
+            "chat": {
+                "prompts": 100,
+                "max_new_tokens": 128,
+                "stop_rate": 0.97,
+                "empty_rate": 0.0,
+                "median_length": 31.0,
+                "median_reference_length": 29.0,
+                "median_length_ratio": 1.07,
+                "repeated_4grams": 0.021,
+                "repeated_4grams_reference": 0.01,
+                "distinct_1": 0.2,
+                "distinct_2": 0.6,
+                "too_long": 0,
+            },
+            "loss": {"base": nats(3.1), "chat": nats(1.9), "chat_shuffled": nats(2.9)},
         },
         "samples": [
             {
@@ -107,6 +124,7 @@ def figures():
                     {"role": "assistant", "content": "A number."},
                 ],
                 "reference": "A number from 0 to 65535.",
+                "finish_reason": "stop",
             }
         ],
         "corpus": {"sources": [source], "warnings": ["source library: every page is from one printer"]},

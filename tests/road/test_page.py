@@ -50,7 +50,7 @@ SECTIONS = [
     "heldout",
     "choices",
     "answers",
-    "conversations",
+    "samples",
     "corpus",
     "plan",
     "settings",
@@ -67,7 +67,7 @@ def test_every_section_stands_on_the_page_and_the_contents_lead_to_it(figures):
 
 def test_a_run_without_tuning_leaves_the_page_whole(without_tuning):
     page = page_of(without_tuning)
-    absent = {"answers", "conversations"}
+    absent = {"answers", "samples"}
     assert [section["id"] for section in page.all("section")] == [name for name in SECTIONS if name not in absent]
     assert "chat" not in page.all("main")[0]["text"]
 
@@ -167,3 +167,16 @@ def test_names_from_the_corpus_and_the_recipe_stay_text(figures, hostile):
 def test_an_empty_answer_is_said_to_be_empty(figures):
     figures["samples"][0]["messages"][-1]["content"] = " \n"
     assert page_of(figures).all("dd", **{"class": "assistant"})[0]["text"] == "(nothing)"
+
+
+def test_an_answer_that_was_cut_off_says_so(figures):
+    assert not page_of(figures).all("dd", **{"class": "cut"})
+    figures["samples"][0]["finish_reason"] = "length"
+    assert page_of(figures).all("dd", **{"class": "cut"})[0]["text"] == "cut off here"
+
+
+def test_a_base_model_alone_shows_how_it_goes_on(without_tuning):
+    messages = [{"role": "text", "content": "It was a"}, {"role": "assistant", "content": " dark harbour."}]
+    without_tuning["samples"] = [{"messages": messages, "reference": " night", "finish_reason": "stop"}]
+    page = page_of(without_tuning)
+    assert [term["text"] for term in page.all("dt")][-3:] == ["Given", "The model", "The document"]

@@ -31,7 +31,7 @@ _TITLES = {
     "heldout": "Held-out text",
     "choices": "Multiple choice",
     "answers": "Answers",
-    "conversations": "Conversations",
+    "samples": "Samples",
     "corpus": "The corpus",
     "plan": "Plan and measurement",
     "settings": "Model and settings",
@@ -47,7 +47,7 @@ def render_page(figures: Mapping[str, Any], pictures: Mapping[str, Sequence[Pict
         "heldout": heldout_view(figures["heldout"]),
         "choices": figures["choices"],
         "answers": answer_rows(figures["answers"]),
-        "conversations": figures["samples"],
+        "samples": figures["samples"],
         "corpus": corpus_view(figures["corpus"]),
         "plan": plan_view(figures["plan"], figures["measured"]),
         "settings": figures["model"],
@@ -73,6 +73,7 @@ def render_page(figures: Mapping[str, Any], pictures: Mapping[str, Sequence[Pict
             headline_choices=choice_bars(figures["headline"]["choices"]),
             choice_rows=choice_rows,
             speaker=_speaker,
+            tuned="sft" in figures["training"],
         )
     )
 
@@ -116,7 +117,7 @@ def _lead(figures: Mapping[str, Any]) -> str:
 
 def _verdicts(figures: Mapping[str, Any]) -> dict[str, Any]:
     bits, answers = figures["headline"]["bits_per_byte"], figures["answers"]
-    loss = answers.get("loss") if answers else None
+    loss = {name: figures["nats_per_token"] for name, figures in answers["loss"].items()} if answers else None
     verdicts = {
         "bits": bits_verdict(bits["untrained"], bits["base"], bits.get("chat")) if bits else None,
         "answers": answer_verdict(loss["base"], loss["chat"], loss["chat_shuffled"]) if loss else None,
@@ -126,7 +127,7 @@ def _verdicts(figures: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _speaker(role: str, last: bool) -> str:
-    names = {"user": "Asked", "system": "Instructed", "tool": "Tool", "assistant": "Answered"}
+    names = {"user": "Asked", "system": "Instructed", "tool": "Tool", "assistant": "Answered", "text": "Given"}
     return "The model" if role == "assistant" and last else names.get(role, role)
 
 

@@ -16,7 +16,7 @@ def heldout_view(heldout: Mapping[str, Any] | None) -> dict[str, Any] | None:
     rows.sort(key=lambda row: -row["bytes"])
     if len(rows) > 1:
         rows.append(_heldout_row("all", [heldout[model]["total"] for model in models]) | {"total": True})
-    return {"models": models, "rows": rows, "intervals": "low" in first["total"], "note": ""}
+    return {"models": models, "rows": rows, "intervals": "low" in first["total"]}
 
 
 def _heldout_row(name: str, values: list[dict[str, Any] | None]) -> dict[str, Any]:
@@ -59,21 +59,29 @@ def answer_rows(answers: Mapping[str, Any] | None) -> list[tuple[str, str]] | No
     """What was counted in the answers, as (name, value)."""
     if not answers:
         return None
-    quality = answers["chat"]
-    rows = [
-        ("Prompts", words.count(quality["n"])),
-        ("Ended by themselves", words.percent(quality["stop_rate"])),
+    quality, loss = answers["chat"], answers["loss"]
+    return [
+        ("Prompts", words.count(quality["prompts"])),
+        (f"Ended by themselves within {quality['max_new_tokens']} tokens", words.percent(quality["stop_rate"])),
         ("Empty", words.percent(quality["empty_rate"])),
-        ("Median length, against the reference’s", f"{quality['length_ratio']:.2f} times"),
-        ("Word sequences said before in the same answer", words.percent(quality["repetition"])),
+        ("Median length", f"{quality['median_length']:.0f} tokens"),
+        ("Median length of the references", f"{quality['median_reference_length']:.0f} tokens"),
+        ("Median of length by the reference’s length", f"{quality['median_length_ratio']:.2f}"),
+        ("Four tokens in a row that the answer had before", words.percent(quality["repeated_4grams"])),
+        ("The same in the references", words.percent(quality["repeated_4grams_reference"])),
+        ("Different words of all words, different pairs of all pairs", _distinct(quality)),
+        ("Loss on the reference answers, base model", _nats(loss["base"])),
+        ("Loss on the reference answers, chat model", _nats(loss["chat"])),
+        ("The same after the prompts of others", _nats(loss["chat_shuffled"])),
     ]
-    if loss := answers.get("loss"):
-        rows += [
-            ("Loss on the reference answers, base model", f"{loss['base']:.3f} nats a token"),
-            ("The same, chat model", f"{loss['chat']:.3f} nats a token"),
-            ("The same, chat model under another’s prompt", f"{loss['chat_shuffled']:.3f} nats a token"),
-        ]
-    return rows
+
+
+def _distinct(quality: Mapping[str, Any]) -> str:
+    return f"{words.percent(quality['distinct_1'])}, {words.percent(quality['distinct_2'])}"
+
+
+def _nats(loss: Mapping[str, Any]) -> str:
+    return f"{loss['nats_per_token']:.3f} nats a token ({loss['low']:.3f} to {loss['high']:.3f})"
 
 
 def corpus_view(corpus: Mapping[str, Any] | None) -> dict[str, Any] | None:
