@@ -3,6 +3,7 @@
 import pytest
 
 from modicum.generate import ChatSession, SamplingParams
+from modicum.generate.batch import Batch
 from modicum.store import UserError
 
 SHORT = SamplingParams(temperature=0, max_new_tokens=6)
@@ -96,6 +97,25 @@ def test_an_interrupted_answer_is_remembered_as_far_as_it_was_said(tokenizer, sp
     said = next(stream).text
     stream.close()
     assert chat.messages == [{"role": "user", "content": "go on"}, {"role": "assistant", "content": said}]
+
+
+def test_an_interrupt_in_the_middle_of_a_step_keeps_what_was_said(generator, monkeypatch):
+    step, steps = Batch.step, []
+
+    def interrupted(batch):
+        steps.append(batch)
+        if len(steps) == 9:
+            raise KeyboardInterrupt
+        return step(batch)
+
+    monkeypatch.setattr(Batch, "step", interrupted)
+    chat = ChatSession(generator, SamplingParams(seed=1, max_new_tokens=30), reserve=30)
+    said = ""
+    with pytest.raises(KeyboardInterrupt):
+        for chunk in chat.stream("hi"):
+            said += chunk.text
+    assert said
+    assert chat.messages[-1] == {"role": "assistant", "content": said}
 
 
 def test_a_question_whose_answer_failed_is_not_remembered(roomy, monkeypatch):

@@ -1,5 +1,6 @@
 """A conversation that goes on: what was said, and what of it still fits into the context."""
 
+from collections.abc import Generator as Stream
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -47,9 +48,9 @@ class ChatSession:
         """The whole answer to `text`."""
         return "".join(chunk.text for chunk in self.stream(text))
 
-    def stream(self, text: str) -> Iterator[Chunk]:
-        """The answer to `text`, in pieces. Question and answer are remembered once the answer is over, also when the
-        iterator is closed early; after an error nothing is.
+    def stream(self, text: str) -> Stream[Chunk, None, None]:
+        """The answer to `text`, in pieces. Question and answer are remembered once the answer is over, as far as it was
+        said also when the iterator is closed early or the user interrupts it; after an error nothing is.
 
         When the context is full, the oldest turns are forgotten for good and `notice` says how many; else it is None.
         Raises UserError for a blank text, and for one that does not fit even alone.
@@ -63,13 +64,13 @@ class ChatSession:
         self._asked += 1
         return self._remember(question, self.generator.stream(prompt, params))
 
-    def _remember(self, question: dict[str, Any], chunks: Iterator[Chunk]) -> Iterator[Chunk]:
+    def _remember(self, question: dict[str, Any], chunks: Iterator[Chunk]) -> Stream[Chunk, None, None]:
         said = ""
         try:
             for chunk in chunks:
                 said += chunk.text
                 yield chunk
-        except GeneratorExit:
+        except (GeneratorExit, KeyboardInterrupt):
             self._turns.append([question, {"role": "assistant", "content": said}])
             raise
         self._turns.append([question, {"role": "assistant", "content": said}])

@@ -1,5 +1,6 @@
 """Prompts in, completions out: whole, or as they come."""
 
+from collections.abc import Generator as Stream
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -101,14 +102,14 @@ class Generator:
                     pass
         return [answer.completion() for answer in answers]
 
-    def stream(self, prompt: Sequence[int], params: SamplingParams) -> Iterator[Chunk]:
+    def stream(self, prompt: Sequence[int], params: SamplingParams) -> Stream[Chunk, None, None]:
         """The same completion as `generate` gives, in pieces, each as soon as its text is certain.
 
         Faults of the prompt are raised here, before the first piece. Closing the iterator frees all memory.
         """
         return self._stream(self._answer(self._checked(prompt, "prompt"), params))
 
-    def _stream(self, answer: "_Answer") -> Iterator[Chunk]:
+    def _stream(self, answer: "_Answer") -> Stream[Chunk, None, None]:
         given = texts = 0
         if answer.limit:
             with evaluation_mode(self.model):
