@@ -3,6 +3,7 @@ import json
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from modicum.tokenizer import Tokenizer, train_tokenizer
 
@@ -19,3 +20,17 @@ def texts() -> list[str]:
 @pytest.fixture(scope="session")
 def tokenizer(texts: list[str]) -> Tokenizer:
     return train_tokenizer(texts, vocab_size=1000, min_frequency=2, sample_bytes=10**6, seed=0)[0]
+
+
+@pytest.fixture(scope="session")
+def folder(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tokenizer as it lies on disk."""
+    path = tmp_path_factory.mktemp("tokenizer")
+    tokenizer.save(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def peer(folder: Path) -> PreTrainedTokenizerFast:
+    """transformers' own reading of the saved files."""
+    return AutoTokenizer.from_pretrained(folder)

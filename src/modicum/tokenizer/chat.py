@@ -7,16 +7,15 @@ served is an exact prefix of the example trained on, and text from a user never 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 from modicum.store import UserError
-from modicum.tokenizer.conversation import Protected
+from modicum.tokenizer.conversation import Conversation, Region
 from modicum.tokenizer.literals import Found, Literals
 from modicum.tokenizer.special import EOT, PAD, TOOL_MARKERS
-from modicum.tokenizer.template import Template
-
-Region = tuple[int, int]  # (start, end) in characters of the rendered text, placeholders still in it
+from modicum.tokenizer.template import RenderedText, Template
 
 
 @dataclass(frozen=True)
@@ -52,57 +51,69 @@ class Renderer:
     def render(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = False, tools: Any = None
     ) -> Rendered:
-        """Raises UserError for a conversation that cannot be rendered, and for a template whose prompt for an
-        assistant turn is not what that turn begins with: a model trained on the one would be served the other."""
-        conversation = Protected(messages, tools, self._literals)
+        """Raises UserError for a conversation that cannot be rendered, and for a template whose prompt for an assistant
+        turn is not what that turn begins with: a model trained on the one would be served the other."""
+        conversation = Conversation(messages, tools, self._literals, avoid=self._template.source)
         now = time.time()  # once: a clock that a template reads must not move between a prompt and its example
 
-        def rendered(count: int, prompt: bool) -> tuple[str, list[Region]]:
+        def write(count: int, prompt: bool, hidden: bool = True) -> RenderedText:
             context = {
-                "messages": conversation.messages[:count],
-                "tools": conversation.tools,
+                "messages": (conversation.messages if hidden else conversation.plain_messages)[:count],
+                "tools": conversation.tools if hidden else conversation.plain_tools,
                 "documents": None,
                 "add_generation_prompt": prompt,
                 "eos_token": EOT,
                 "pad_token": PAD,
             }
-            answer = self._template.render(context, now=now)
-            return answer.text, answer.blocks
+            return self._template.render(context, now=now)
 
-        text, regions = rendered(len(conversation.messages), add_generation_prompt)
-        if not self._template.shipped:
-            regions = self._checked_regions(text, regions, conversation.messages, rendered)
-        return self._tokens(text, regions, conversation.restore)
+        count = len(conversation.messages)
+        written = write(count, add_generation_prompt)
+        if self._template.shipped:
+            return self._tokens(written.text, written.blocks, conversation.restore)
+        if conversation.hides:
+            as_is = write(count, add_generation_prompt, hidden=False)
+            if conversation.restore(written.text) != as_is.text:
+                self._refuse_rewriting(conversation, written.text, as_is.text)
+                written, write = as_is, partial(write, hidden=False)
+        regions = self._checked_regions(written, conversation.messages, write)
+        return self._tokens(written.text, regions, conversation.restore)
+
+    def _refuse_rewriting(self, conversation: Conversation, hidden: str, as_is: str) -> None:
+        """The template does not just pass strings on (it changes case, counts, compares). Then nothing may be hidden
+        from it, which is safe while no name stands in the conversation and none comes about beside its words."""
+        control = [[found.literal for found in self._literals.find(text)] for text in (hidden, as_is)]
+        if conversation.holds_names or control[0] != control[1]:
+            raise UserError(
+                "chat.template: it changes a text that holds the name of a control token, or part of it; such a "
+                "template cannot keep that text from becoming the token"
+            )
 
     def encode_with_control(self, text: str) -> list[int]:
         """The ids of a text whose control tokens are meant."""
         return self._tokens(text, [], str).ids
 
     def _checked_regions(
-        self,
-        text: str,
-        blocks: list[Region],
-        messages: Sequence[Mapping[str, Any]],
-        rendered: Callable[[int, bool], tuple[str, list[Region]]],
+        self, written: RenderedText, messages: Sequence[Mapping[str, Any]], write: Callable[[int, bool], RenderedText]
     ) -> list[Region]:
-        """The assistant's regions in `text`: those the template marks, or those between a turn's prompt and its end."""
+        """The assistant's regions: those the template marks, else those from a turn's prompt to its last control token."""
         regions = []
         for place, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
-            prompt, _ = rendered(place, True)
-            if not text.startswith(prompt):
+            prompt = write(place, True).text
+            if not written.text.startswith(prompt):
                 raise _not_a_prefix(place)
-            if blocks:
-                if not any(start == len(prompt) for start, _ in blocks):
+            if written.blocks:
+                if all(start != len(prompt) for start, _ in written.blocks):
                     raise _not_a_prefix(place)
                 continue
-            until, _ = rendered(place + 1, False)
-            if not text.startswith(until) or len(until) < len(prompt):
+            turn = write(place + 1, False).text
+            if not written.text.startswith(turn) or len(turn) < len(prompt):
                 raise _not_a_prefix(place)
-            ends = [found.end for found in self._literals.find(until) if found.start >= len(prompt)]
-            regions.append((len(prompt), ends[-1] if ends else len(until)))
-        return blocks or regions
+            ends = [found.end for found in self._literals.find(turn) if found.start >= len(prompt)]
+            regions.append((len(prompt), ends[-1] if ends else len(turn)))
+        return written.blocks or regions
 
     def _tokens(self, text: str, regions: list[Region], restore: Callable[[str], str]) -> Rendered:
         ids: list[int] = []
@@ -157,9 +168,10 @@ def _is_supervised(before: Found, token: Found, regions: list[Region]) -> bool:
     """Whether a control token is the assistant's: inside a region, or the end of turn that closes one from outside."""
     if any(start <= token.start and token.end <= end for start, end in regions):
         return True
-    ends_here = any(start < end == token.start for start, end in regions)
-    already_closed = before.end == token.start and before.literal not in ("", *TOOL_MARKERS)
-    return ends_here and not already_closed
+    closed_inside = before.end == token.start and before.literal not in TOOL_MARKERS
+    return any(
+        end == token.start and not (closed_inside and start <= before.start < before.end) for start, end in regions
+    )
 
 
 def _not_a_prefix(place: int) -> UserError:

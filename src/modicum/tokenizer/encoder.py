@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 import tokenizers
 
 from modicum.store import UserError
-from modicum.tokenizer.vocabulary import is_control, json_text
+from modicum.tokenizer.definition import json_text
+from modicum.tokenizer.vocabulary import is_control
 
 T = TypeVar("T")
 

@@ -20,6 +20,7 @@ class Literals:
         self._lengths = sorted({len(literal) for literal in self._all}, reverse=True)
         first = sorted({literal[0] for literal in self._all})
         self._candidate = re.compile("[" + "".join(map(re.escape, first)) + "]")
+        self._joined = "\0".join(self._all)
         self._beginnings = {literal[:n] for literal in self._all for n in range(1, len(literal))}
         self._endings = {literal[n:] for literal in self._all for n in range(1, len(literal))}
 
@@ -30,9 +31,14 @@ class Literals:
             start = candidate.start()
             place = start + 1
             for length in self._lengths:
-                if text[start : start + length] in self._all:
-                    yield Found(start, place := start + length, text[start : start + length])
+                literal = text[start : start + length]  # at the end of the text, perhaps shorter than asked for
+                if literal in self._all:
+                    yield Found(start, place := start + len(literal), literal)
                     break
+
+    def inside(self, text: str) -> bool:
+        """Whether `text`, not empty, is a part of a literal (or the whole of one)."""
+        return text != "" and "\0" not in text and text in self._joined
 
     def open_beginning(self, text: str) -> int:
         """How many of the first characters of `text` could end a literal that began before it."""

@@ -51,8 +51,9 @@ def sample_texts(texts: Iterable[str], *, sample_bytes: int, seed: int) -> tuple
     held = total_bytes = number = 0
     limit = 1 << 64  # priorities from here on have been turned away once, and stay so: else small late pieces win
     documents = -1
+    piece_characters = max(1, min(PIECE_CHARACTERS, sample_bytes // 16))  # a character is up to four bytes
     for documents, text in enumerate(texts):
-        for piece in _pieces(text):
+        for piece in _pieces(text, piece_characters):
             size = _utf8_size(piece, documents)
             total_bytes += size
             priority = _priority(seed, number)
@@ -74,11 +75,11 @@ def sample_texts(texts: Iterable[str], *, sample_bytes: int, seed: int) -> tuple
     return [entry[3] for entry in kept], report
 
 
-def _pieces(text: str) -> Iterator[str]:
-    """`text` in pieces of at most PIECE_CHARACTERS, cut after a line or a space where there is one."""
+def _pieces(text: str, most: int) -> Iterator[str]:
+    """`text` in pieces of at most `most` characters, cut after a line or a space where there is one."""
     start = 0
-    while len(text) - start > PIECE_CHARACTERS:
-        end = start + PIECE_CHARACTERS
+    while len(text) - start > most:
+        end = start + most
         cut = max(text.rfind("\n", start, end), text.rfind(" ", start, end)) + 1
         yield text[start : (end := cut if cut > start else end)]
         start = end

@@ -143,6 +143,7 @@ def _serve(seconds: float, memory_bytes: int) -> None:
     for number in (signal.SIGPROF, signal.SIGALRM):
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    sys.dont_write_bytecode = True
     sandbox: Sandbox | None = None
     for line in sys.stdin.buffer:
         request = json.loads(line)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,7 @@ class _Child:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = 0
+        self._finalizer: weakref.finalize[..., _Child] | None = None
         with self._lock:
             self._start()
 
@@ -96,25 +98,20 @@ class _Child:
             start_new_session=True,  # Ctrl-C is for us; it ends when its stdin does
         )
         self._owner = os.getpid()
-        weakref.finalize(self, _end, self._process, self._owner)
+        self._finalizer = weakref.finalize(self, _end, self._process, self._owner)
         self._exchange({"template": self._source})
 
     def _exchange(self, request: dict[str, Any]) -> dict[str, Any]:
         process = self._process
         assert process is not None
-        assert process.stdin is not None
-        assert process.stdout is not None
         try:
-            process.stdin.write(json.dumps(request).encode() + b"\n")
-            process.stdin.flush()
-            line = process.stdout.readline()
-        except BrokenPipeError:
-            line = b""
+            line = self._line(process, json.dumps(request).encode() + b"\n")
+        except BaseException:
+            self._forget()  # an answer still to come would be taken for that of the next request
+            raise
         if not line.endswith(b"\n"):
-            self._process = None
             status = process.wait()
-            process.stdin.close()
-            process.stdout.close()
+            self._forget()
             if status in (-signal.SIGPROF, -signal.SIGALRM):
                 raise UserError(f"chat.template: still running after {self._seconds:g} seconds; does it loop?")
             raise UserError(f"chat.template: its process ended with status {status}, most likely for lack of memory")
@@ -123,9 +120,31 @@ class _Child:
             raise UserError(f"chat.template: {answer['error']}")
         return answer
 
+    @staticmethod
+    def _line(process: subprocess.Popen[bytes], request: bytes) -> bytes:
+        """One line back for one line sent, or less than a line when the process ended."""
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(request)
+            process.stdin.flush()
+        except BrokenPipeError:
+            return b""
+        return process.stdout.readline()
+
+    def _forget(self) -> None:
+        """End the process; the next request starts another."""
+        self._process = None
+        if self._finalizer is not None:
+            self._finalizer()
+
 
 def _end(process: subprocess.Popen[bytes], owner: int) -> None:
     """Let the child go; in a forked copy of this process it is not ours to end."""
     if owner == os.getpid():
         process.kill()
         process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with suppress(BrokenPipeError):  # what it had not read yet is lost with it
+                    pipe.close()

@@ -9,10 +9,11 @@ import tokenizers
 
 from modicum.store import hash_json, write_json, write_text
 from modicum.tokenizer.chat import Rendered, Renderer
+from modicum.tokenizer.definition import json_text
 from modicum.tokenizer.encoder import PlainEncoder
 from modicum.tokenizer.special import EOT, IM_END, IM_START, PAD
 from modicum.tokenizer.template import Template
-from modicum.tokenizer.vocabulary import is_byte_level, is_control, json_text, token_bytes
+from modicum.tokenizer.vocabulary import is_byte_level, is_control, token_bytes
 
 
 class Tokenizer:
@@ -64,7 +65,7 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
         """The text of `ids`; bytes that make no whole character become U+FFFD. Raises ValueError for an unknown id."""
-        kept = [i for i in ids if not (skip_special and i in self.special_ids)]
+        kept = [i for i in map(int, ids) if not (skip_special and i in self.special_ids)]
         pieces = [self.id_bytes(i) for i in kept]
         if self._byte_level:
             return b"".join(pieces).decode("utf-8", "replace")

@@ -28,7 +28,7 @@ def train_tokenizer(
 ) -> tuple[Tokenizer, SampleReport]:
     """A tokenizer of exactly `vocab_size` tokens (rounded up to a multiple of 64), and what it was trained on.
 
-    The 23 special tokens, the 256 bytes, then the merges learned from at most `sample_bytes` bytes of `texts`. Where
+    The 24 special tokens, the 256 bytes, then the merges learned from at most `sample_bytes` bytes of `texts`. Where
     the sample holds fewer pairs that occur `min_frequency` times than there are rows left, further reserved tokens
     take the last rows: the size a recipe was planned with stays true, and the report counts them.
     The same texts, in the same order, give the same tokenizer.json to the byte.

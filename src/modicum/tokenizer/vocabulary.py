@@ -1,6 +1,5 @@
 """What stands in a tokenizer.json: which tokens are control tokens, and the bytes of each token."""
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -16,11 +15,6 @@ def is_control(entry: Mapping[str, Any]) -> bool:
     """
     content = entry["content"]
     return entry["special"] or content in NEEDED_TOKENS or bool(re.fullmatch(r"<.+>|\[.+\]", content, re.DOTALL))
-
-
-def json_text(definition: Mapping[str, Any]) -> str:
-    """The text of tokenizer.json: the same bytes for the same content."""
-    return json.dumps(definition, indent=2, ensure_ascii=False) + "\n"
 
 
 def byte_characters() -> dict[str, int]:
