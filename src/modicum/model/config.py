@@ -75,7 +75,7 @@ class ModelConfig:
     def _fill_heads(self) -> list[str]:
         """Put the derived head sizes in; returns what does not fit."""
         faults = []
-        divides = self.hidden_size % self.num_attention_heads == 0
+        divides, own_width = self.hidden_size % self.num_attention_heads == 0, bool(self.head_dim)
         if not self.num_key_value_heads:
             object.__setattr__(self, "num_key_value_heads", self.num_attention_heads)
         if not self.head_dim:
@@ -86,10 +86,8 @@ class ModelConfig:
                 f"num_attention_heads {self.num_attention_heads} does not divide hidden_size {self.hidden_size}: "
                 "a stock Llama needs that (with qk_norm and an explicit head_dim it is a Qwen3, which does not)"
             )
-        elif not divides and self.head_dim * self.num_attention_heads < self.hidden_size:
-            faults.append(
-                f"hidden_size {self.hidden_size} is not num_attention_heads times a whole number: give head_dim"
-            )
+        elif not divides and not own_width:
+            faults.append(f"num_attention_heads {self.num_attention_heads} does not divide hidden_size: give head_dim")
         if self.head_dim < 2 or self.head_dim % 2:
             faults.append(f"head_dim must be even and at least 2, not {self.head_dim}: rotary embedding turns pairs")
         if self.num_key_value_heads < 1 or self.num_attention_heads % self.num_key_value_heads:
