@@ -20,8 +20,9 @@ import zstandard
 from modicum.corpus.files import read_json_lines
 from modicum.corpus.records import Record
 
-MAX_DOCUMENTS = 50_000
-MAX_BYTES = 128 * 2**20
+MAX_DOCUMENTS = 250_000
+MAX_BYTES = 2**30
+_FIRST_BYTES = 2**24  # small chunks first, for many workers; larger ones later, since all are open at once in one step
 _FIRST = 100_000_000  # with it, every number has nine digits, and names sort as numbers do
 _PER_PART = 10_000
 
@@ -72,9 +73,10 @@ def write_chunks(work: Path, part: int, records: Iterable[tuple[str, Record]]) -
             if len(written) == _PER_PART:
                 raise RuntimeError("too many chunks for one part of the corpus")
             number = _FIRST + part * _PER_PART + len(written)
+            full = min(_FIRST_BYTES << (len(written) // 16), MAX_BYTES)
             with zstd_lines(work / "chunks" / f"{number}.jsonl.zst", level=1) as lines:
                 lines.write(vars(first))
-                while lines.count < MAX_DOCUMENTS and lines.bytes < MAX_BYTES:
+                while lines.count < MAX_DOCUMENTS and lines.bytes < full:
                     record = next(waiting, None)
                     if record is None:
                         break

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from modicum.corpus.clean import clean
 from modicum.corpus.words import Hashes, ngram_hashes, word_hashes
 
 # A shorter phrase ("improper input validation") is ordinary language: it only counts when it is the whole document
@@ -28,7 +29,7 @@ class Contamination:
         grams: dict[int, list[Hashes]] = {}
         whole: dict[int, list[Hashes]] = {}
         for text in texts if n else ():
-            hashes, _ = word_hashes(text)
+            hashes, _ = word_hashes(clean(text))  # as the documents are
             length = min(n, len(hashes))
             if length:
                 kept = grams if length >= min(n, MIN_PHRASE_WORDS) else whole

@@ -51,7 +51,7 @@ def _message(message: Any, where: str) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise UserError(f"{where}: expected an object with role and content, found {kind(message)}")
     role, content, calls = message.get("role"), message.get("content"), message.get("tool_calls")
-    if role not in _FOLLOWS or role is None:
+    if not isinstance(role, str) or role not in _FOLLOWS:
         raise UserError(f"{where}: role is {role!r}; expected system, user, assistant or tool")
     if calls:
         if role != "assistant" or not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):

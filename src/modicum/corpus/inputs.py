@@ -33,14 +33,14 @@ def find_files(source: SourceSettings) -> SourceFiles:
         return SourceFiles(source, None, [], [], {})
     root = source.path
     if root.is_file():
-        if plain_suffix(root) not in SUFFIXES:
+        if not _is_text(root):
             raise UserError(f"source {source.name}: {root}: expected {_expected()}, also .gz or .zst of the text kinds")
         size = root.stat().st_size
         if not size:
             raise UserError(f"source {source.name}: {root}: an empty file")
         return SourceFiles(source, root.parent, [root.name], [size], {})
     if not root.is_dir():
-        raise UserError(f"source {source.name}: {root}: no such file or folder")
+        raise UserError(f"source {source.name}: {root}: no file or folder of this name")
     found: list[tuple[str, int]] = []
     skipped: Counter[str] = Counter()
     _walk(root, "", found, skipped)
@@ -55,6 +55,11 @@ def find_files(source: SourceSettings) -> SourceFiles:
 
 def _expected() -> str:
     return f"{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]} file"
+
+
+def _is_text(path: Path) -> bool:
+    """Whether the name is that of a kind we read; parquet has its own packing and is not packed again."""
+    return plain_suffix(path) in SUFFIXES and (plain_suffix(path) != ".parquet" or path.suffix.lower() == ".parquet")
 
 
 def _walk(folder: Path, prefix: str, found: list[tuple[str, int]], skipped: Counter[str]) -> None:
@@ -72,7 +77,7 @@ def _walk(folder: Path, prefix: str, found: list[tuple[str, int]], skipped: Coun
             _walk(Path(entry.path), f"{name}/", found, skipped)
         elif not entry.is_file(follow_symlinks=False):
             skipped["special file"] += 1
-        elif plain_suffix(Path(entry.name)) not in SUFFIXES:
+        elif not _is_text(Path(entry.name)):
             skipped["other kind"] += 1
         else:
             size = entry.stat(follow_symlinks=False).st_size

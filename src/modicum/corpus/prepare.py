@@ -28,7 +28,8 @@ def prepare_corpus(
     Raises UserError for input that cannot be read, when no document stays, and when the disk is full; `out` is then as
     it was.
     """
-    from modicum.corpus.pipeline import corpus_stages, run_stages  # datatrove takes half a second to load
+    from modicum.corpus.executor import run_stages  # datatrove takes half a second to load
+    from modicum.corpus.pipeline import corpus_stages
 
     started = time.monotonic()
     inputs = sorted((find_files(source) for source in settings.sources), key=lambda files: files.source.name)

@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -10,14 +11,13 @@ SMALL = Path(__file__).parents[2] / "data" / "small"
 
 
 def test_prepared_documents_are_read_back_with_all_their_fields(tmp_path):
-    (tmp_path / "a.jsonl").write_text(
-        '{"id": "x", "text": "A text that is long enough to be kept by the filter.", "licence": "MIT", "kind": "note"}\n'
-    )
+    text = "A text that is long enough to be kept by the filter."
+    (tmp_path / "a.jsonl").write_text(json.dumps({"id": "x", "text": text, "licence": "MIT", "kind": "note"}))
     source = SourceSettings(name="notes", path=tmp_path / "a.jsonl", domain_field="kind")
     prepare_corpus(CorpusSettings(sources=[source]), tmp_path / "out", seed=0, decontaminate_against=[])
     (document,) = read_documents(tmp_path / "out")
     assert (document.id, document.source, document.domain, document.licence) == ("x", "notes", "note", "MIT")
-    assert document.text == "A text that is long enough to be kept by the filter."
+    assert document.text == text
     assert list(read_documents(tmp_path / "out", "heldout")) == []
 
 
