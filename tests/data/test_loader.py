@@ -193,6 +193,9 @@ def test_more_unused_rows_than_the_newest_batch_has_are_refused(shards: Shards) 
     for wrong in (-1, 9):
         with pytest.raises(ValueError, match="8 rows"):
             loader.state_dict(unused_rows=wrong)
+    loader.load_state_dict(loader.state_dict())
+    with pytest.raises(ValueError, match="0 rows"):
+        loader.state_dict(unused_rows=1)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@ from fractions import Fraction
 from math import ceil, floor, inf
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from modicum.data import Mixture
@@ -92,22 +92,24 @@ def test_adding_a_source_keeps_the_order_within_the_others() -> None:
     assert order_of_a({"a": 20}) == order_of_a({"a": 20, "b": 20})
 
 
-@given(
-    st.lists(st.tuples(st.integers(1, 30), decimals, st.none() | decimals), min_size=1, max_size=4), st.integers(0, 400)
-)
-def test_the_longest_run_is_the_last_one_within_max_epochs(sources: list, rows: int) -> None:
+@given(st.lists(st.tuples(st.integers(1, 30), decimals, st.none() | decimals), min_size=1, max_size=4))
+@example([(100, 1.0, 0.29)])  # 0.29 · 100 is less than 29 in binary fractions
+@example([(5, 1.0, 1.0), (5, 1.0, None)])  # both sources' rows are due at once
+@example([(5, 1.0, None), (5, 1.0, 1.0)])
+def test_the_longest_run_is_the_last_one_within_max_epochs(sources: list) -> None:
     windows, weights = named([source[0] for source in sources]), named([source[1] for source in sources])
     most = {f"source-{i}": source[2] for i, source in enumerate(sources) if source[2] is not None}
     mixture = Mixture(windows, seed=0, weights=weights, max_epochs=most)
-    over = any(epochs > most.get(name, inf) for name, epochs in mixture.epochs(rows).items())
-    available = mixture.rows_available
-    assert (available is None) == (not most)
-    assert over == (available is not None and rows > available)
-    if over:
-        with pytest.raises(UserError):
-            mixture.check(rows, batch_size=1)
-    else:
-        mixture.check(rows, batch_size=1)
+    longest = mixture.rows_available
+    if longest is None:
+        assert not most
+        mixture.check(10**6, batch_size=1)
+        return
+    assert all(epochs <= most.get(name, inf) for name, epochs in mixture.epochs(longest).items())
+    assert any(epochs > most.get(name, inf) for name, epochs in mixture.epochs(longest + 1).items())
+    mixture.check(longest, batch_size=1)
+    with pytest.raises(UserError):
+        mixture.check(longest + 1, batch_size=1)
 
 
 def test_a_run_beyond_max_epochs_is_refused_with_the_source_and_the_mend() -> None:
