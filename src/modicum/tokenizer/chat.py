@@ -96,7 +96,7 @@ class Renderer:
     def _checked_regions(
         self, written: RenderedText, messages: Sequence[Mapping[str, Any]], write: Callable[[int, bool], RenderedText]
     ) -> list[Region]:
-        """The assistant's regions: those the template marks, else those from a turn's prompt to its last control token."""
+        """The assistant's regions: those the template marks, else from each prompt to the turn's last control token."""
         regions = []
         for place, message in enumerate(messages):
             if message["role"] != "assistant":

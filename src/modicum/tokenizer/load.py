@@ -40,8 +40,9 @@ def load_tokenizer(
         _extend(definition, lacking, size)
     if template is None and path.is_dir():
         template = _template_in(path)
+    whole = guarded(lambda: tokenizers.Tokenizer.from_str(json_text(definition)), f"{file}: cannot be used")
     tokenizer = Tokenizer(definition, CHATML if template is None else template)
-    _check_against_library(definition, tokenizer, file)
+    _check_against_library(tokenizer, whole, file)
     return tokenizer
 
 
@@ -109,9 +110,8 @@ def _template_in(folder: Path) -> str | None:
     return found
 
 
-def _check_against_library(definition: dict[str, Any], tokenizer: Tokenizer, file: Path) -> None:
+def _check_against_library(tokenizer: Tokenizer, whole: tokenizers.Tokenizer, file: Path) -> None:
     """Raise UserError when cutting a text at its control tokens and encoding the spans is not what the library does."""
-    whole = guarded(lambda: tokenizers.Tokenizer.from_str(json_text(definition)), str(file))
     for token in NEEDED_TOKENS:
         text = f"{token}one{token} Two  {token}\n\n3 é{token}{token} x"
         expected = guarded(partial(whole.encode, text, add_special_tokens=False), str(file)).ids
