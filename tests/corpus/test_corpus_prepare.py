@@ -11,9 +11,10 @@ from types import SimpleNamespace
 import pytest
 from datatrove.executor.local import LocalPipelineExecutor
 
-from modicum.corpus import chunks, inputs, read_documents
+from modicum.corpus import chunks, executor, files, inputs, read_documents
 from modicum.corpus.inputs import find_files
 from modicum.corpus.pipeline import corpus_stages
+from modicum.corpus.prepare import finish_corpus
 from modicum.recipe import CorpusSettings, FilterSettings, SourceSettings
 from modicum.recipe.settings import FilterOverrides
 from modicum.store import UserError, hash_tree, verify_manifest
@@ -79,8 +80,8 @@ def test_the_stages_run_on_datatroves_own_executor(mixed, prepare, tmp_path):
     for stage in corpus_stages(settings, found, work, out, seed=0, decontaminate_against=[]):
         logs = str(tmp_path / "logs" / stage.name)
         LocalPipelineExecutor(stage.steps, tasks=stage.tasks, workers=1, logging_dir=logs).run()
-    for folder in ("documents", "heldout"):
-        assert hash_tree(out / folder) == hash_tree(expected / folder)
+    finish_corpus(settings, found, work, out)
+    assert hash_tree(out) == hash_tree(expected)
 
 
 def test_one_document_is_trained_on_and_the_report_warns(write_lines, prepare, prose):
@@ -94,6 +95,22 @@ def test_a_document_longer_than_any_context_is_kept_whole(write_lines, prepare, 
     text = prose(1, 100_000)
     out, _ = prepare(write_lines("a.jsonl", [text]))
     assert [document.text for document in read_documents(out)] == [text]
+
+
+def test_a_text_that_json_writes_longer_than_a_line_may_be_is_kept(prepare, prose, tmp_path, monkeypatch):
+    text = '"\\"' * 700 + prose(1)
+    (tmp_path / "a.txt").write_text(text)
+    monkeypatch.setattr(files, "RECORD_LIMIT", len(text) + 10)
+    out, _ = prepare(tmp_path / "a.txt")
+    assert [document.text for document in read_documents(out)] == [text]
+
+
+def test_progress_counts_documents_at_most_once_a_second(monkeypatch):
+    clock = iter(range(0, 1000))
+    monkeypatch.setattr(executor.time, "monotonic", lambda: next(clock) * 0.3)
+    said = []
+    assert list(executor.Ticker("corpus: read", said.append)("abcdefghij", 0, 1)) == list("abcdefghij")
+    assert said == ["corpus: read, 4 documents", "corpus: read, 8 documents"]
 
 
 @pytest.mark.parametrize(
@@ -277,7 +294,7 @@ if __name__ == "__main__":
     )
     with process:
         for line in process.stdout:
-            if line.startswith("corpus: near duplicates, 3"):
+            if line == "corpus: filter, 4 of 4\n":
                 process.kill()
                 break
         assert process.stdout.read() is not None  # ends only when every process has closed it

@@ -25,22 +25,22 @@ def test_a_short_text_stays_however_often_it_names_its_subject():
     assert not repeats_itself("A buffer overflow is an overflow of a buffer: the buffer overflow. " * 4)
 
 
-@pytest.mark.parametrize("share", [0.25, 0.35])
+@pytest.mark.parametrize("share", [0.55, 0.65])
 def test_lines_that_come_again_count_by_their_number(fresh, share):
     lines = [" ".join(fresh(8)) for _ in range(100)]
     again = round(100 * share)
     text = "\n".join([*lines[again:], *(["it"] * (again + 1))])  # `again` of 101 lines have come before
-    assert repeats_itself(text) == (share > 0.30)
+    assert repeats_itself(text) == (share > 0.60)
 
 
 def test_lines_that_come_again_count_by_their_length(fresh):
     lines = [" ".join(fresh(8)) for _ in range(10)]
-    long = " ".join(fresh(40))
+    long = " ".join(fresh(80))
     assert repeats_itself("\n".join([*lines, long, *fresh(20), long]))
-    assert not repeats_itself("\n".join([*lines, long, *fresh(20), " ".join(fresh(40))]))
+    assert not repeats_itself("\n".join([*lines, long, *fresh(20), " ".join(fresh(80))]))
 
 
-@pytest.mark.parametrize(("n", "limit"), [(2, 0.20), (3, 0.18), (4, 0.16)])
+@pytest.mark.parametrize(("n", "limit"), [(2, 0.40), (3, 0.36), (4, 0.32)])
 def test_the_most_frequent_phrase_may_be_so_much_of_the_text(fresh, n, limit):
     for share, dropped in ((limit - 0.04, False), (limit + 0.04, True)):
         words = fresh(600)
@@ -55,11 +55,11 @@ def test_the_most_frequent_phrase_may_be_so_much_of_the_text(fresh, n, limit):
 
 def test_a_passage_written_twice_is_dropped_and_a_short_quotation_is_not(fresh):
     words = fresh(400)
-    assert repeats_itself(" ".join(words + words[:100]))
-    assert not repeats_itself(" ".join(words + words[:20]))
+    assert repeats_itself(" ".join(words + words[:120]))
+    assert not repeats_itself(" ".join(words + words[:40]))
 
 
 def test_few_of_the_reference_texts_are_taken_for_repetition():
     with gzip.open(SMALL / "corpus.jsonl.gz") as file:
         texts = [json.loads(line)["text"] for line in file]
-    assert sum(map(repeats_itself, texts)) < len(texts) * 0.015
+    assert sum(map(repeats_itself, texts)) < len(texts) * 0.005

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import orjson
 import zstandard
 
-from modicum.corpus.files import read_json_lines
+from modicum.corpus.files import OWN_LIMIT, read_json_lines
 from modicum.corpus.records import Record
 
 MAX_DOCUMENTS = 250_000
@@ -96,7 +96,7 @@ def read_chunk_list(work: Path) -> list[Chunk]:
 
 
 def read_chunk(work: Path, chunk: Chunk) -> Iterator[Record]:
-    for _, record in read_json_lines(chunk.text_path(work)):
+    for _, record in read_json_lines(chunk.text_path(work), OWN_LIMIT):
         yield Record(**record)
 
 

@@ -35,6 +35,7 @@ def decide(
         decision.drop_near_duplicates(similarity)
     decision.hold_out(heldout_fraction)
     decision.make_ids_unique()
+    decision.save()
 
 
 def read_outcomes(work: Path, chunk: Chunk) -> npt.NDArray[np.uint8]:
@@ -108,6 +109,11 @@ class Decision:
             for again in place[_come_again(place, key)].tolist():
                 source = max((chunk for chunk in self._chunks if chunk.start <= again), key=lambda c: c.start).source
                 raise UserError(f"source {source}: ids of the form <id>~<file>#<line> come twice; give other ids")
+
+    def save(self) -> None:
+        """Bring the outcomes to disk, for readers on other machines too."""
+        if isinstance(self._outcome, np.memmap):
+            self._outcome.flush()
 
     def _records(self) -> Iterator[tuple[Chunk, npt.NDArray[Any]]]:
         for chunk in self._chunks:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from modicum.corpus.files import read_json_lines
+from modicum.corpus.files import OWN_LIMIT, read_json_lines
 from modicum.store import UserError
 
 FOLDERS = {"train": "documents", "heldout": "heldout"}
@@ -30,7 +30,7 @@ def read_documents(corpus_dir: Path, split: Literal["train", "heldout"] = "train
             f"{corpus_dir}: not a prepared corpus (it has no folder {folder.name}); `modicum prepare` makes one"
         )
     for path in sorted(folder.glob("*.jsonl.zst")):
-        for number, record in read_json_lines(path):
+        for number, record in read_json_lines(path, OWN_LIMIT):
             try:
                 yield Document(**record)
             except TypeError:

@@ -5,14 +5,17 @@ every task, and speaks on stderr.
 """
 
 import signal
+import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.pool import Pool
 from pathlib import Path
 
+from datatrove.data import Document
 from datatrove.executor.local import LocalPipelineExecutor
 from datatrove.pipeline.base import PipelineStep
 from loguru import logger
@@ -24,20 +27,43 @@ def run_stages(
     stages: Sequence[CorpusStage], logs: Path, *, workers: int, progress: Callable[[str], None] | None = None
 ) -> None:
     """Run the stages one after the other, `workers` tasks at a time; one worker is this process."""
+    progress = progress or (lambda _: None)
     with _silence(), _worker_pool(workers) as pool:
         for stage in stages:
-            for done in QuietExecutor(stage, logs, pool).results():
-                if progress is not None:
-                    progress(f"corpus: {stage.name}, {done} of {stage.tasks}")
+            ticker = Ticker(f"corpus: {stage.name}", progress)
+            for done in QuietExecutor(stage, logs, pool, ticker).results():
+                ticker.say(f"{done} of {stage.tasks}", now=done == stage.tasks)
+
+
+class Ticker:
+    """Says how far a stage is, at most once a second; as a step between two others it counts the documents."""
+
+    def __init__(self, stage: str, progress: Callable[[str], None]) -> None:
+        self._stage = stage
+        self._progress = progress
+        self._documents = 0
+        self._said = time.monotonic()
+
+    def say(self, how_far: str, *, now: bool = False) -> None:
+        if now or time.monotonic() - self._said > 1:
+            self._said = time.monotonic()
+            self._progress(f"{self._stage}, {how_far}")
+
+    def __call__(self, documents: Iterable[Document], _rank: int, _tasks: int) -> Iterator[Document]:
+        for document in documents:
+            self._documents += 1
+            self.say(f"{self._documents:,} documents")
+            yield document
 
 
 class QuietExecutor(LocalPipelineExecutor):  # type: ignore[misc]
-    """Runs one stage in `pool`, or in this process without one."""
+    """Runs one stage in `pool`, or without one in this process, where the ticker can count documents."""
 
-    def __init__(self, stage: CorpusStage, logs: Path, pool: Pool | None) -> None:
+    def __init__(self, stage: CorpusStage, logs: Path, pool: Pool | None, ticker: Ticker) -> None:
         super().__init__(stage.steps, tasks=stage.tasks, logging_dir=str(logs))
         self._stage = stage
         self._pool = pool
+        self._ticker = ticker
 
     def run(self) -> None:
         deque(self.results(), maxlen=0)
@@ -45,16 +71,19 @@ class QuietExecutor(LocalPipelineExecutor):  # type: ignore[misc]
     def results(self) -> Iterator[int]:
         """Run all tasks; each time one is done, yields how many are."""
         tasks = [(self._stage.steps, rank, self._stage.tasks) for rank in range(self._stage.tasks)]
-        finished = map(_run_task, tasks) if self._pool is None else self._pool.imap_unordered(_run_task, tasks)
+        here = partial(_run_task, ticker=self._ticker)
+        finished = map(here, tasks) if self._pool is None else self._pool.imap_unordered(_run_task, tasks)
         for done, _ in enumerate(finished, 1):
             yield done
 
 
-def _run_task(task: tuple[list[PipelineStep], int, int]) -> None:
+def _run_task(task: tuple[list[PipelineStep], int, int], ticker: Ticker | None = None) -> None:
     """Pipe each step's documents into the next one's. A step keeps state, so that each task works with its own copy."""
     steps, rank, tasks = task
-    documents = None
-    for step in deepcopy(steps):
+    first, *rest = deepcopy(steps)
+    between = [ticker] if ticker is not None and rest else []
+    documents = first(None, rank, tasks)
+    for step in [*between, *rest]:
         documents = step(documents, rank, tasks)
     deque(documents or (), maxlen=0)
 

@@ -17,6 +17,7 @@ import zstandard
 from modicum.store import UserError
 
 RECORD_LIMIT = 64 * 2**20  # bytes; the longest line, and the longest file that is read whole
+OWN_LIMIT = 16 * RECORD_LIMIT  # of lines that we wrote: escapes and normalization lengthen a text, by less than this
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -89,24 +90,25 @@ class _ZstdStream(io.RawIOBase):
         return size
 
 
-def read_lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
+def read_lines(path: Path, limit: int | None = None) -> Iterator[tuple[int, int, bytes]]:
     """(line number from 1, offset of its first byte in the unpacked file, line). Raises UserError at one too long."""
+    limit = limit or RECORD_LIMIT
     with open_stream(path) as stream:
         number = offset = 0
-        while line := stream.readline(RECORD_LIMIT + 1):
+        while line := stream.readline(limit + 1):
             number += 1
-            if len(line) > RECORD_LIMIT:
+            if len(line) > limit:
                 raise UserError(
-                    f"{path}:{number}: a line of more than {RECORD_LIMIT // 2**20} MiB; cut the document into parts"
+                    f"{path}:{number}: a line of more than {limit // 2**20} MiB; cut the document into parts"
                 )
             start = len(_BOM) if number == 1 and line.startswith(_BOM) else 0
             yield number, offset + start, line[start:]
             offset += len(line)
 
 
-def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_json_lines(path: Path, limit: int | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
     """(line number, record) of every line that is not blank. Raises UserError with file and line at the first fault."""
-    for number, offset, line in read_lines(path):
+    for number, offset, line in read_lines(path, limit):
         if line.isspace():
             continue
         try:

@@ -4,9 +4,10 @@ import errno
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from modicum.corpus.inputs import find_files
+from modicum.corpus.inputs import SourceFiles, find_files
 from modicum.corpus.report import CorpusReport, source_report, warnings_of
 from modicum.recipe import CorpusSettings
 from modicum.store import UserError, atomic_directory, write_json, write_manifest
@@ -32,7 +33,7 @@ def prepare_corpus(
     from modicum.corpus.pipeline import corpus_stages
 
     started = time.monotonic()
-    inputs = sorted((find_files(source) for source in settings.sources), key=lambda files: files.source.name)
+    inputs = [find_files(source) for source in settings.sources]
     try:
         with atomic_directory(out) as folder:
             work = folder / "work"
@@ -41,17 +42,26 @@ def prepare_corpus(
                 settings, inputs, work, folder, seed=seed, decontaminate_against=decontaminate_against
             )
             run_stages(stages, work / "logs", workers=settings.workers, progress=progress)
-            sources = [source_report(work, files) for files in inputs]
-            shutil.rmtree(work)
-            report = CorpusReport(sources, warnings_of(sources, settings.heldout_fraction), 0.0)
-            _check_kept(report)
-            write_json(folder / "report.json", report.to_json())
-            write_manifest(folder)
+            report = finish_corpus(settings, inputs, work, folder)
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise UserError(f"{out}: the disk is full; make room (about twice the corpus) and run again") from None
         raise
-    return CorpusReport(report.sources, report.warnings, round(time.monotonic() - started, 3))
+    return replace(report, wall_seconds=round(time.monotonic() - started, 3))
+
+
+def finish_corpus(settings: CorpusSettings, inputs: Sequence[SourceFiles], work: Path, out: Path) -> CorpusReport:
+    """What remains when all stages have run, here or on a cluster: report.json, manifest.json, and `work` goes.
+
+    Raises UserError when no document stays.
+    """
+    sources = sorted((source_report(work, files) for files in inputs), key=lambda source: source.name)
+    report = CorpusReport(sources, warnings_of(sources, settings.heldout_fraction), 0.0)
+    _check_kept(report)
+    shutil.rmtree(work)
+    write_json(out / "report.json", report.to_json())
+    write_manifest(out)
+    return report
 
 
 def _check_kept(report: CorpusReport) -> None:

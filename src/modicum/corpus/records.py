@@ -87,8 +87,8 @@ def _record(source: SourceSettings, record: dict[str, Any], place: str, origin: 
         raise UserError(_no_field(source.text_field, record, origin))
     if not isinstance(text, str):
         raise UserError(f"{origin}: {source.text_field} must be a string, found {kind(text)}")
-    if len(text) > RECORD_LIMIT:
-        raise UserError(f"{origin}: a text of more than {RECORD_LIMIT // 2**20} Mi characters; cut it into parts")
+    if len(text) > RECORD_LIMIT // 4 and len(text.encode("utf-8")) > RECORD_LIMIT:
+        raise UserError(f"{origin}: a text of more than {RECORD_LIMIT // 2**20} MiB; cut it into parts")
     domain = None
     if source.domain_field is not None:
         if source.domain_field not in record:
