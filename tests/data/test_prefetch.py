@@ -63,6 +63,7 @@ def test_an_exception_reaches_the_consumer_after_the_items_before_it() -> None:
 def test_closing_ends_the_thread_even_when_the_buffer_is_full() -> None:
     prefetcher = Prefetcher(iter(range(10**9)), depth=2)
     prefetcher.get()
+    time.sleep(0.1)  # until the thread waits for room
     assert len(prefetch_threads()) == 1
     prefetcher.close()
     assert prefetch_threads() == []
