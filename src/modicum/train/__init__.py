@@ -1,0 +1,31 @@
+"""Training: one loop for pretraining and fine-tuning, its optimizer, schedules, loss and metrics.
+
+It takes a decoder and batches, and leaves metrics and checkpoints in a folder, from which it goes on bit for bit.
+"""
+
+from modicum.train.loop import train
+from modicum.train.loss import SupervisedLoss
+from modicum.train.machine import Choices, Wishes, choose, prepared
+from modicum.train.metrics import read_metrics
+from modicum.train.optimizer import AdamW
+from modicum.train.plan import Batches, Intervals, TrainResult
+from modicum.train.schedule import Schedule
+from modicum.train.stop import Interrupted
+from modicum.train.update import make_update
+
+__all__ = [
+    "AdamW",
+    "Batches",
+    "Choices",
+    "Interrupted",
+    "Intervals",
+    "Schedule",
+    "SupervisedLoss",
+    "TrainResult",
+    "Wishes",
+    "choose",
+    "make_update",
+    "prepared",
+    "read_metrics",
+    "train",
+]

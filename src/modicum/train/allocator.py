@@ -1,0 +1,25 @@
+"""Keep freed memory in the process: what glibc gives back to the system has to be mapped and cleared again.
+
+A training step frees and asks for the same large blocks each time. Measured figures stand in docs/training-notes.md.
+"""
+
+import ctypes
+import os
+import platform
+
+# <malloc.h>: parameter numbers of mallopt
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_LARGEST = 2**31 - 1
+
+
+def keep_freed_memory() -> bool:
+    """Tell glibc's allocator to keep what is freed; returns whether it listened.
+
+    Does nothing on other systems and C libraries, and where the user has set the allocator's own variables.
+    """
+    if platform.system() != "Linux" or platform.libc_ver()[0] != "glibc":
+        return False
+    if any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
+        return False
+    mallopt = ctypes.CDLL(None).mallopt
+    return bool(mallopt(_M_MMAP_THRESHOLD, _LARGEST)) and bool(mallopt(_M_TRIM_THRESHOLD, _LARGEST))

@@ -1,0 +1,130 @@
+"""Training, for pretraining and fine-tuning alike: begin, or go on exactly where the folder's newest checkpoint stands.
+
+What the batches hold and what the settings mean is others' affair.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from modicum.checkpoint import Checkpoint, load_checkpoint, newest
+from modicum.model import Decoder
+from modicum.store import UserError, remove_leftovers
+from modicum.tokenizer import Tokenizer
+from modicum.train.allocator import keep_freed_memory
+from modicum.train.machine import Wishes, choose, prepared
+from modicum.train.metrics import MetricsFile
+from modicum.train.optimizer import AdamW
+from modicum.train.plan import Batches, Heldout, Intervals, Progress, Say, TrainResult, silent
+from modicum.train.run import Run
+from modicum.train.schedule import Schedule
+from modicum.train.state import VERSION, check_identity
+from modicum.train.stop import StopRequest
+
+
+def train(
+    model: Decoder,
+    batches: Batches,
+    *,
+    out: Path,
+    tokenizer: Tokenizer,
+    chat: bool,
+    identity: Mapping[str, Any],
+    steps: int,
+    seed: int,
+    schedule: Schedule,
+    adamw: AdamW,
+    micro_batch_size: int | None = None,
+    heldout: Heldout | None = None,
+    intervals: Intervals = Intervals(),  # noqa: B008 (immutable)
+    wishes: Wishes = Wishes(),  # noqa: B008
+    progress: Progress = silent,
+    say: Say = silent,
+) -> TrainResult:
+    """Bring the training in `out` to `steps` updates; leaves metrics.jsonl and checkpoints/ there.
+
+    model: with the weights to begin from; it is moved to the device and changed in place. When `out` holds a whole
+    checkpoint the run goes on from the newest, bit for bit as if it had not stopped; `identity` (JSON data) must be as
+    it was. With more `steps` than before the schedule follows the new length from there on. heldout: gives the batches
+    of the held-out loss, the same ones at each call. chat: whether the checkpoints end an answer at the end of a turn.
+    progress(done, total, text) is called after each update, say(line) for what should stay.
+
+    Raises UserError for a changed identity, fewer steps than were made, too little data, and a loss or gradient that is
+    not finite (weights on disk are from before it); Interrupted after SIGINT or SIGTERM, when all is saved.
+    """
+    checkpoints = out / "checkpoints"
+    remove_leftovers(checkpoints)
+    folder = newest(checkpoints)
+    before = None if folder is None else _checked(load_checkpoint(folder, verify=False), model, identity, steps)
+    batches.check(steps * batches.batch_size)
+    choices = choose(
+        wishes,
+        flops=0.0 if before else 6.0 * model.config.parameter_count() * steps * _tokens(batches),
+        earlier=before["choices"] if before else None,
+        say=say,
+    )
+    if choices.device == "cpu":
+        keep_freed_memory()
+    model.to(choices.device)
+    try:
+        with (
+            prepared(choices),
+            StopRequest(say) as stop,
+            MetricsFile(out / "metrics.jsonl", step=before["step"] if before else 0) as metrics,
+        ):
+            run = Run(
+                model,
+                batches,
+                choices=choices,
+                checkpoints=checkpoints,
+                metrics=metrics,
+                tokenizer=tokenizer,
+                chat=chat,
+                identity=identity,
+                steps=steps,
+                schedule=schedule,
+                adamw=adamw,
+                micro_batch_size=micro_batch_size or batches.batch_size,
+                heldout=heldout,
+                intervals=intervals,
+                progress=progress,
+                say=say,
+            )
+            if folder is None:
+                torch.manual_seed(seed)
+            else:
+                run.restore(load_checkpoint(folder, verify=False))
+            try:
+                return run.go(stop)
+            finally:
+                run.loss.close()
+    finally:
+        batches.close()
+
+
+def _checked(checkpoint: Checkpoint, model: Decoder, identity: Mapping[str, Any], steps: int) -> dict[str, Any]:
+    """The training state of the checkpoint to go on from, when this run may."""
+    path = checkpoint.path
+    if checkpoint.training is None:
+        raise UserError(f"{path}: has no training part, so training cannot go on from it; start another run")
+    state = checkpoint.training.state
+    if state.get("version") != VERSION:
+        raise UserError(f"{path / 'training/state.json'}: of another version of modicum; start the run anew")
+    check_identity(state["identity"], identity, path)
+    if checkpoint.config != model.config:
+        raise UserError(f"{path / 'config.json'}: describes another model; start a run under another name")
+    if state["step"] > steps:
+        raise UserError(
+            f"{path}: {state['step']} updates were made, and the run is now to have {steps}; ask for at least as many"
+        )
+    return state
+
+
+def _tokens(batches: Batches) -> int:
+    """Inputs an update reads. The batch that is looked at is handed out again."""
+    state = batches.state_dict()
+    tokens = next(batches).documents.numel()
+    batches.load_state_dict(state)
+    return tokens

@@ -1,0 +1,156 @@
+"""How a run is carried out on this machine: device, dtype, compiled or not, threads. Chosen once, then kept.
+
+What was chosen stands in the run's checkpoints, because another kernel gives other last bits.
+"""
+
+import os
+import platform
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from modicum.store import UserError
+
+# A compiled step saves about a third of an eager one's time, and making it takes about 40 s on two cores, which do some
+# 200 GFLOP/s. Below this much arithmetic the run is over before that comes back.
+COMPILE_PAYS_FLOPS = 2e13
+
+_CPUINFO = Path("/proc/cpuinfo")
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the user asks for; "auto" and None leave it to the machine."""
+
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    compile: Literal["auto", "on", "off"] = "auto"
+    threads: int | None = None
+    activation_checkpointing: bool = False
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What the run does. `machine` and `torch_version` only say where that was."""
+
+    device: str
+    dtype: str
+    compile: bool
+    threads: int
+    activation_checkpointing: bool
+    machine: str
+    torch_version: str
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The dtype of matrix products; weights are fp32 in any case."""
+        return torch.bfloat16 if self.dtype == "bfloat16" else torch.float32
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON data."""
+        return asdict(self)
+
+
+def choose(wishes: Wishes, *, flops: float, earlier: Mapping[str, Any] | None, say: Callable[[str], None]) -> Choices:
+    """Decide what the user left open. flops: arithmetic of the whole run, which decides whether compiling pays.
+
+    earlier: `Choices.plain()` of the run that goes on; those stand where nothing else is asked for. When the machine or
+    a wish forces another choice, `say` is told that the run is no longer the same bit for bit. Raises UserError for a
+    device that is not there.
+    """
+    before = dict(earlier or {})
+    device = _device(wishes.device, before.get("device"))
+    dtype = wishes.dtype if wishes.dtype != "auto" else before.get("dtype")
+    if dtype is None:
+        dtype = "bfloat16" if has_fast_bfloat16(device) else "float32"
+    compiled = bool(before.get("compile", device != "mps" and flops >= COMPILE_PAYS_FLOPS))
+    if wishes.compile != "auto":
+        compiled = wishes.compile == "on"
+    fault = compiler_fault(device) if compiled else None
+    if fault is not None:
+        say(f"torch.compile is off, so training takes about half as long again: {fault}")
+        compiled = False
+    chosen = Choices(
+        device=device,
+        dtype=dtype,
+        compile=compiled,
+        threads=wishes.threads or torch.get_num_threads(),
+        activation_checkpointing=wishes.activation_checkpointing,
+        machine=_processor(device),
+        torch_version=torch.__version__,
+    )
+    now = chosen.plain()
+    changed = [f"{name} {before[name]} -> {now[name]}" for name in now if before.get(name, now[name]) != now[name]]
+    if changed:
+        say(f"warning: the run goes on, but not bit for bit as it would have without the stop ({', '.join(changed)})")
+    return chosen
+
+
+def has_fast_bfloat16(device: str) -> bool:
+    """Whether bf16 products run in hardware: CUDA from Ampere on, x86 with AVX512-BF16 or AMX, Arm with BF16."""
+    if device == "cuda":
+        return torch.cuda.get_device_capability()[0] >= 8
+    onednn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    if device != "cpu" or not onednn or not _CPUINFO.exists():
+        return False
+    flags = {word for line in _CPUINFO.read_text("utf-8", "replace").splitlines() for word in line.split()}
+    return bool(flags & {"avx512_bf16", "amx_bf16", "bf16"})
+
+
+def compiler_fault(device: str) -> str | None:
+    """Why torch.compile cannot make code here, or None when a trial function went through the whole tool chain."""
+    # a trial finds what a search for the compiler's name does not: missing headers, a broken linker
+    trial = torch.compile(lambda x: x * 2 + 1, dynamic=False)
+    try:
+        trial(torch.ones(8, device=device))
+    except Exception as error:
+        # whatever a tool chain raises, its meaning is the same
+        cause = str(error).strip().splitlines() or [type(error).__name__]
+        return f"no working compiler ({cause[0][:200]}); on Debian, `apt install g++ python3-dev` brings one"
+    return None
+
+
+@contextmanager
+def prepared(choices: Choices) -> Iterator[None]:
+    """Inside, PyTorch has the chosen threads and takes the algorithms that give the same bits each time."""
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    memory: Any = torch.utils.deterministic
+    fill = memory.fill_uninitialized_memory
+    if choices.device == "cuda":
+        # cuBLAS reads this when it starts; without it two equal products may take different paths
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    try:
+        torch.set_num_threads(choices.threads)
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        memory.fill_uninitialized_memory = False  # costs a pass over each block and hides no fault of ours
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+        memory.fill_uninitialized_memory = fill
+
+
+def _device(wish: str, before: str | None) -> str:
+    present = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if wish != "auto":
+        if not present[wish]:
+            raise UserError(f"device {wish}: PyTorch {torch.__version__} finds none here; take cpu or auto")
+        return wish
+    if before is not None and present.get(before, False):
+        return before
+    return next(name for name in ("cuda", "mps", "cpu") if present[name])
+
+
+def _processor(device: str) -> str:
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    if _CPUINFO.exists():
+        for line in _CPUINFO.read_text("utf-8", "replace").splitlines():
+            if line.startswith(("model name", "CPU part")):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
