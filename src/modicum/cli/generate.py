@@ -1,0 +1,86 @@
+"""modicum generate CKPT --prompt TEXT"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from modicum.cli.app import verb
+
+Checkpoint = Annotated[
+    Path, typer.Argument(metavar="CKPT", help="A checkpoint, such as runs/quickstart/sft/checkpoints/last.")
+]
+MaxNewTokens = Annotated[int, typer.Option(help="At most so many tokens.")]
+Temperature = Annotated[float, typer.Option(help="0 takes the most probable token each time.")]
+TopK = Annotated[int, typer.Option(help="Only the k most probable tokens; 0 for all.")]
+TopP = Annotated[float, typer.Option(help="Only the most probable tokens that together reach this probability.")]
+MinP = Annotated[float, typer.Option(help="Only tokens at least so probable, relative to the best.")]
+RepetitionPenalty = Annotated[float, typer.Option(help="Above 1, what was said already becomes less probable.")]
+Seed = Annotated[int, typer.Option(help="The same seed gives the same answer.")]
+
+
+@verb("generate", "modicum generate runs/quickstart/sft/checkpoints/last --prompt 'What is CWE-79?' --chat")
+def generate(
+    checkpoint: Checkpoint,
+    prompt: Annotated[
+        str | None, typer.Option(help="The text to go on from; without it, standard input is read.")
+    ] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="The prompt is a user's turn, not the start of a text.")] = False,
+    system: Annotated[str | None, typer.Option(help="A system message (with --chat).")] = None,
+    max_new_tokens: MaxNewTokens = 256,
+    temperature: Temperature = 0.8,
+    top_k: TopK = 0,
+    top_p: TopP = 0.95,
+    min_p: MinP = 0.0,
+    repetition_penalty: RepetitionPenalty = 1.0,
+    seed: Seed = 0,
+    stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be given several times.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text.")] = False,
+) -> None:
+    """Continue a text, or answer one question."""
+    from modicum.checkpoint import load_checkpoint
+    from modicum.generate import Generator, SamplingParams
+    from modicum.store import UserError
+
+    params = SamplingParams(
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
+        stop=tuple(stop or ()),
+    )
+    if system is not None and not chat:
+        raise UserError("--system: needs --chat, which makes the prompt a conversation")
+    text = sys.stdin.read() if prompt is None else prompt
+    loaded = load_checkpoint(checkpoint)
+    tokenizer = loaded.tokenizer
+    if chat:
+        messages = [{"role": "system", "content": system}] if system else []
+        ids = tokenizer.render([*messages, {"role": "user", "content": text}], add_generation_prompt=True).ids
+    else:
+        ids = [tokenizer.eot_id, *tokenizer.encode(text)]
+    generator = Generator(loaded.model(), tokenizer, stop_ids=loaded.stop_ids)
+    if as_json:
+        (answer,) = generator.generate([ids], params)
+        print(
+            json.dumps(
+                {
+                    "text": answer.text,
+                    "finish_reason": answer.finish_reason,
+                    "prompt_tokens": len(ids),
+                    "completion_tokens": len(answer.ids),
+                    "ids": answer.ids,
+                    "logprobs": answer.logprobs,
+                },
+                ensure_ascii=False,
+            )
+        )
+        return
+    for chunk in generator.stream(ids, params):
+        print(chunk.text, end="", flush=True)
+    print()

@@ -1,0 +1,156 @@
+"""The evaluate stage: every figure of the report, for the untrained, the base and the chat model, in results.json."""
+
+from pathlib import Path
+from typing import Any
+
+from modicum.checkpoint import Checkpoint, load_checkpoint
+from modicum.corpus import Choice, Conversation, read_choices, read_documents
+from modicum.evaluate import answer_loss, answer_quality, bits_per_byte, multiple_choice
+from modicum.generate import Generator, SamplingParams
+from modicum.model import Decoder
+from modicum.recipe import identity
+from modicum.road.context import Road
+from modicum.road.prepare import HELDOUT, corpus_folder
+from modicum.road.training import conversations, initial_model
+from modicum.store import UserError, hash_file, hash_json, write_json
+
+RESULTS = "results.json"
+_SAMPLES = 3
+_SAMPLE_TOKENS = 120
+
+
+def evaluate_inputs(road: Road) -> dict[str, str]:
+    inputs = {"evaluate": hash_json(identity(road.recipe.evaluate)), "seed": str(road.seed("evaluate"))}
+    for number, path in enumerate(road.recipe.evaluate.items):
+        inputs[f"evaluate.items.{number}"] = road.fingerprints.of(path)
+    for name, path in _checkpoints(road).items():
+        inputs[name] = hash_file(path / "manifest.json")
+    inputs["heldout"] = hash_file(corpus_folder(road) / "manifest.json")
+    return inputs
+
+
+def evaluate(road: Road) -> None:
+    """Measure and write evaluate/results.json; its shape is described in docs/formats.md."""
+    checkpoints = {name: load_checkpoint(path) for name, path in _checkpoints(road).items()}
+    items = [item for path in road.recipe.evaluate.items for item in read_choices(path)]
+    results: dict[str, Any] = {
+        "checkpoints": {name: str(checkpoint.path) for name, checkpoint in checkpoints.items()},
+        "heldout": _heldout(road, checkpoints),
+        "choices": _choices(road, checkpoints, items) if items else {},
+    }
+    if "chat" in checkpoints:
+        results |= _answers(road, checkpoints)
+    else:
+        results["samples"] = _continuations(road, checkpoints["base"])
+    write_json(road.folder("evaluate") / RESULTS, results)
+
+
+def _checkpoints(road: Road) -> dict[str, Path]:
+    stages = {"base": "pretrain"} | ({"chat": "sft"} if road.recipe.sft is not None else {})
+    return {name: road.run.checkpoints(stage) / "last" for name, stage in stages.items()}
+
+
+def _heldout(road: Road, checkpoints: dict[str, Checkpoint]) -> dict[str, Any]:
+    """Bits per byte before, after pretraining and after tuning, in windows of the length that was trained on."""
+    settings = road.recipe.evaluate
+    base = checkpoints["base"]
+    models: dict[str, Decoder] = {"untrained": initial_model(road, base.config)}
+    models |= {name: checkpoint.model() for name, checkpoint in checkpoints.items()}
+    found = {}
+    for number, (name, model) in enumerate(models.items()):
+        road.listener.progress(number, len(models), f"bits per byte, {name} model")
+        bits = bits_per_byte(
+            model,
+            base.tokenizer,
+            read_documents(corpus_folder(road), HELDOUT),
+            context=road.recipe.pretrain.sequence_length,
+            max_tokens=settings.heldout_tokens,
+            bootstrap_samples=settings.bootstrap_samples,
+            seed=road.seed("evaluate"),
+        )
+        found[name] = bits.to_dict()
+        total = bits.total
+        road.listener.say(
+            f"held-out bits per byte, {name} model: {total.value:.3f} ({total.low:.3f} to {total.high:.3f}, "
+            f"{total.documents:,} documents)"
+        )
+    return found
+
+
+def _choices(road: Road, checkpoints: dict[str, Checkpoint], items: list[Choice]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, checkpoint in checkpoints.items():
+        road.listener.progress(len(found), len(checkpoints), f"multiple choice, {name} model")
+        result = multiple_choice(
+            checkpoint.model(),
+            checkpoint.tokenizer,
+            items,
+            chat=name == "chat",
+            bootstrap_samples=road.recipe.evaluate.bootstrap_samples,
+            seed=road.seed("evaluate"),
+        )
+        found[name] = result.to_dict()
+        road.listener.say(
+            f"multiple choice, {name} model: {result.accuracy:.3f} ({result.low:.3f} to {result.high:.3f}, "
+            f"{result.n} questions); chance {result.chance:.3f}, commonest answer {result.majority:.3f}, "
+            f"word overlap {result.word_overlap:.3f}"
+        )
+    return found
+
+
+def _answers(road: Road, checkpoints: dict[str, Checkpoint]) -> dict[str, Any]:
+    """How the chat model answers held-out prompts, and how well both models predict the true answers."""
+    settings, seed = road.recipe.evaluate, road.seed("evaluate")
+    chat = checkpoints["chat"]
+    heldout: list[Conversation] = conversations(road, chat.tokenizer).heldout
+    generator = Generator(chat.model(), chat.tokenizer, stop_ids=chat.stop_ids)
+    road.listener.progress(0, 2, f"answering {min(settings.prompts, len(heldout))} held-out prompts")
+    quality = answer_quality(
+        generator, heldout, prompts=settings.prompts, max_new_tokens=settings.max_new_tokens, seed=seed
+    )
+    road.listener.say(
+        f"answers to {quality.prompts} held-out prompts: {quality.stop_rate:.0%} end by themselves, "
+        f"{quality.empty_rate:.0%} are empty, median length {quality.median_length_ratio:.2f} times the reference's"
+    )
+    road.listener.progress(1, 2, "loss on held-out answers")
+    losses = {
+        "base": answer_loss(checkpoints["base"].model(), chat.tokenizer, heldout, seed=seed),
+        "chat": answer_loss(generator.model, chat.tokenizer, heldout, seed=seed),
+        "chat_shuffled": answer_loss(generator.model, chat.tokenizer, heldout, shuffle=True, seed=seed),
+    }
+    figures = ", ".join(f"{name.replace('_', ' ')} {loss.nats_per_token:.3f}" for name, loss in losses.items())
+    road.listener.say(f"loss on held-out answers, nats a token: {figures}")
+    answers = quality.to_dict()
+    samples = [
+        {
+            "messages": [*sample["messages"], {"role": "assistant", "content": sample["answer"]}],
+            "reference": sample["reference"],
+            "finish_reason": sample["finish_reason"],
+        }
+        for sample in answers.pop("samples")[:_SAMPLES]
+    ]
+    return {
+        "answers": {"chat": answers, "loss": {name: loss.to_dict() for name, loss in losses.items()}},
+        "samples": samples,
+    }
+
+
+def _continuations(road: Road, base: Checkpoint) -> list[dict[str, Any]]:
+    """What the base model makes of the first words of held-out documents."""
+    generator = Generator(base.model(), base.tokenizer, stop_ids=base.stop_ids)
+    samples = []
+    for document in read_documents(corpus_folder(road), HELDOUT):
+        opening = document.text[:80]
+        (answer,) = generator.generate(
+            [[base.tokenizer.eot_id, *base.tokenizer.encode(opening)]],
+            SamplingParams(max_new_tokens=_SAMPLE_TOKENS, temperature=0.8, seed=road.seed("evaluate")),
+        )
+        messages = [{"role": "text", "content": opening}, {"role": "assistant", "content": answer.text}]
+        samples.append(
+            {"messages": messages, "reference": document.text[80:400], "finish_reason": answer.finish_reason}
+        )
+        if len(samples) == _SAMPLES:
+            break
+    if not samples:
+        raise UserError("corpus.heldout_fraction: no held-out document to go on from; hold more out")
+    return samples

@@ -1,0 +1,89 @@
+"""The road: the stages in their order, each done when its inputs changed and left alone when they did not."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from modicum import __version__
+from modicum.recipe import Recipe, resolved_yaml
+from modicum.road import measure, prepare, training
+from modicum.road.context import Listener, Road, Silent
+from modicum.road.reporting import make_report, report_inputs
+from modicum.store import UserError, run_lock, write_text
+
+
+@dataclass(frozen=True)
+class RoadStage:
+    """inputs: what the stage depends on, as name to hash; work: does it. Both are given the road."""
+
+    name: str
+    inputs: Callable[[Road], dict[str, str]]
+    work: Callable[[Road], None]
+
+
+STAGES = (
+    RoadStage("corpus", prepare.corpus_inputs, prepare.make_corpus),
+    RoadStage("tokenizer", prepare.tokenizer_inputs, prepare.make_tokenizer),
+    RoadStage("shards", prepare.shards_inputs, prepare.make_shards),
+    RoadStage("pretrain", training.pretrain_inputs, training.pretrain),
+    RoadStage("sft", training.sft_inputs, training.sft),
+    RoadStage("evaluate", measure.evaluate_inputs, measure.evaluate),
+    RoadStage("report", report_inputs, make_report),
+)
+
+
+def run(
+    recipe: Recipe, *, until: str | None = None, start: str | None = None, listener: Listener | None = None
+) -> Road:
+    """Bring the run up to date, to the stage `until` (default: the last).
+
+    A stage whose inputs are as they were is left alone; an interrupted one goes on. `start` throws away that stage's
+    results and those of all after it first. A training stage never replaces checkpoints of another recipe by itself: it
+    raises UserError that says what differs, and `start` is the way to begin anew.
+    """
+    road = Road(recipe, listener or Silent())
+    stages = _chosen(recipe, until, start)
+    with run_lock(road.run.path):
+        if start is not None:
+            _discard(road, start)
+        write_text(road.run.recipe, resolved_yaml(recipe))
+        done = 0
+        for stage in stages:
+            done += _bring_up_to_date(road, stage)
+        if not done:
+            road.listener.say(f"{road.run.path}: everything is up to date")
+    return road
+
+
+def _chosen(recipe: Recipe, until: str | None, start: str | None) -> list[RoadStage]:
+    stages = [stage for stage in STAGES if stage.name != "sft" or recipe.sft is not None]
+    names = [stage.name for stage in stages]
+    for option, name in (("--until", until), ("--from", start)):
+        if name is not None and name not in names:
+            hint = " (the recipe has no sft part)" if name == "sft" else ""
+            raise UserError(f"{option} {name}: this recipe's stages are {', '.join(names)}{hint}")
+    if until is not None and start is not None and names.index(start) > names.index(until):
+        raise UserError(f"--from {start} comes after --until {until}")
+    return stages[: names.index(until) + 1] if until is not None else stages
+
+
+def _discard(road: Road, start: str) -> None:
+    names = [stage.name for stage in STAGES]
+    for name in names[names.index(start) :]:
+        if road.folder(name).exists():
+            shutil.rmtree(road.folder(name))
+
+
+def _bring_up_to_date(road: Road, stage: RoadStage) -> bool:
+    """Whether there was anything to do."""
+    inputs = stage.inputs(road)
+    road.fingerprints.save()
+    record = road.run.stage(stage.name)
+    changed = record.changed_inputs(inputs)
+    if changed == []:
+        return False
+    why = f" (changed: {', '.join(changed)})" if changed else ""
+    road.listener.say(f"[{stage.name}]{why}")
+    with record.record(inputs, code_version=__version__, seed=road.seed(stage.name), device=training.device_name(road)):
+        stage.work(road)
+    return True

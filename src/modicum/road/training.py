@@ -1,0 +1,203 @@
+"""The training stages: a recipe's values handed to the one loop, for pretraining and for fine-tuning."""
+
+from collections.abc import Iterator
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from modicum.checkpoint import load_checkpoint
+from modicum.data import Batch, Loader, Shards, eval_windows, open_shards
+from modicum.model import Decoder, ModelConfig
+from modicum.recipe import SftSettings, TrainSettings, identity
+from modicum.road.context import Road
+from modicum.road.prepare import HELDOUT, TRAIN, corpus_weights, open_tokenizer, shards_folder
+from modicum.store import UserError, hash_file, hash_json
+from modicum.tokenizer import Tokenizer
+from modicum.train import AdamW, Intervals, Schedule, Wishes, train
+from modicum.tune import ConversationLoader, ConversationSplit, load_conversations, packed_batches
+
+
+def pretrain_inputs(road: Road) -> dict[str, str]:
+    shards = {split: hash_file(shards_folder(road, split) / "manifest.json") for split in (TRAIN, HELDOUT)}
+    return {
+        "shards": hash_json(shards),
+        "model": hash_json(identity(road.recipe.model)),
+        "pretrain": hash_json(identity(road.recipe.pretrain)),
+        "sources": hash_json(_mixture(road)),
+        "steps": str(road.recipe.pretrain.steps),
+        "seed": str(road.seed("pretrain")),
+    }
+
+
+def pretrain(road: Road) -> None:
+    """Train the base model to the recipe's number of updates, from the newest checkpoint on."""
+    settings, tokenizer = road.recipe.pretrain, open_tokenizer(road)
+    shards = open_shards(shards_folder(road, TRAIN), tokenizer_hash=tokenizer.hash)
+    heldout = open_shards(shards_folder(road, HELDOUT), tokenizer_hash=tokenizer.hash)
+    weights, max_epochs = corpus_weights(road, shards.sources)
+    loader = Loader(
+        shards,
+        sequence_length=settings.sequence_length,
+        batch_size=settings.batch_size,
+        seed=road.seed("pretrain"),
+        weights=weights,
+        max_epochs=max_epochs,
+        separate_documents=settings.separate_documents,
+    )
+    train(
+        initial_model(road, model_config(road, tokenizer)),
+        loader,
+        chat=False,
+        tokenizer=tokenizer,
+        identity={
+            "model": identity(road.recipe.model),
+            "pretrain": identity(settings),
+            "sources": _mixture(road),
+            "shards": shards.fingerprint,
+            "tokenizer": tokenizer.hash,
+            "seed": road.recipe.seed,
+        },
+        heldout=(lambda: _heldout_windows(heldout, settings)) if heldout.sources else None,
+        **_common(road, "pretrain", settings, settings.steps),
+    )
+
+
+def sft_inputs(road: Road) -> dict[str, str]:
+    settings = _sft_settings(road)
+    inputs = {
+        "base": hash_file(_base(road) / "manifest.json"),
+        "sft": hash_json(identity(settings)),
+        "epochs": str(settings.epochs),
+        "seed": str(road.seed("sft")),
+    }
+    return inputs | {f"sft.data.{number}": road.fingerprints.of(path) for number, path in enumerate(settings.data)}
+
+
+def sft(road: Road) -> None:
+    """Tune the base model on conversations for the recipe's number of epochs."""
+    settings, base = _sft_settings(road), load_checkpoint(_base(road))
+    split = conversations(road, base.tokenizer)
+    report = split.report
+    road.listener.say(
+        f"conversations: {report.read:,} read, {report.train:,} to train on, {report.heldout:,} held out; left out: "
+        f"{report.duplicates.conversations:,} repeated, {report.too_long.conversations:,} too long; "
+        f"{report.shortened.conversations:,} shortened"
+    )
+    loader = ConversationLoader(
+        split.train,
+        sequence_length=settings.sequence_length,
+        batch_size=settings.batch_size,
+        seed=road.seed("sft"),
+        pad_id=base.tokenizer.pad_id,
+        separate_documents=settings.separate_documents,
+    )
+    steps = ceil(loader.rows_for(settings.epochs) / settings.batch_size)
+    train(
+        base.model().train(),
+        loader,
+        chat=True,
+        tokenizer=base.tokenizer,
+        identity={
+            "sft": identity(settings),
+            "base": hash_file(_base(road) / "manifest.json"),
+            "data": split.train.hash,
+            "tokenizer": base.tokenizer.hash,
+            "seed": road.recipe.seed,
+        },
+        heldout=lambda: packed_batches(
+            split.heldout_examples,
+            settings.sequence_length,
+            settings.evaluate_tokens,
+            batch_size=settings.micro_batch_size or settings.batch_size,
+            pad_id=base.tokenizer.pad_id,
+            separate_documents=settings.separate_documents,
+        ),
+        **_common(road, "sft", settings, steps),
+    )
+
+
+def conversations(road: Road, tokenizer: Tokenizer) -> ConversationSplit:
+    """The recipe's conversations, split into what is trained on and what is held out."""
+    settings = _sft_settings(road)
+    return load_conversations(
+        settings.data,
+        tokenizer,
+        sequence_length=settings.sequence_length,
+        heldout_fraction=settings.heldout_fraction,
+        seed=road.seed("conversations"),
+    )
+
+
+def model_config(road: Road, tokenizer: Tokenizer) -> ModelConfig:
+    return ModelConfig.from_settings(road.recipe.model, tokenizer.vocab_size)
+
+
+def initial_model(road: Road, config: ModelConfig) -> Decoder:
+    """The model before any training: the recipe's seed decides its weights."""
+    model = Decoder(config)
+    model.init_weights(road.seed("model"))
+    return model
+
+
+def device_name(road: Road) -> str:
+    """What the recipe asks for; what was taken stands in the checkpoints."""
+    return road.recipe.pretrain.device
+
+
+def _common(road: Road, stage: str, settings: TrainSettings, steps: int) -> dict[str, Any]:
+    """The arguments of `train` that both stages take from their settings in the same way."""
+    return {
+        "out": road.folder(stage),
+        "steps": steps,
+        "seed": road.seed(stage),
+        "micro_batch_size": settings.micro_batch_size,
+        "schedule": Schedule(
+            settings.schedule,
+            settings.learning_rate,
+            settings.final_learning_rate_fraction,
+            settings.warmup_fraction,
+            settings.decay_fraction,
+        ),
+        "adamw": AdamW(settings.weight_decay, settings.betas, settings.epsilon, settings.clip_norm),
+        "intervals": Intervals(
+            log=settings.log_every_steps,
+            evaluate=settings.evaluate_every_steps,
+            checkpoint=settings.checkpoint_every_steps,
+            keep_last=settings.keep_last,
+            keep_every=settings.keep_every_steps,
+        ),
+        "wishes": Wishes(
+            device=settings.device,
+            dtype=settings.dtype,
+            compile=settings.compile,
+            threads=settings.threads,
+            activation_checkpointing=settings.activation_checkpointing,
+        ),
+        "progress": road.listener.progress,
+        "say": road.listener.say,
+    }
+
+
+def _heldout_windows(shards: Shards, settings: TrainSettings) -> Iterator[Batch]:
+    return eval_windows(
+        shards,
+        settings.sequence_length,
+        settings.evaluate_tokens,
+        batch_size=settings.micro_batch_size or settings.batch_size,
+        separate_documents=settings.separate_documents,
+    )
+
+
+def _mixture(road: Road) -> dict[str, float]:
+    return {source.name: source.weight for source in road.recipe.corpus.sources}
+
+
+def _base(road: Road) -> Path:
+    return road.run.checkpoints("pretrain") / "last"
+
+
+def _sft_settings(road: Road) -> SftSettings:
+    settings = road.recipe.sft
+    if settings is None or not settings.data:
+        raise UserError("sft.data: name at least one file of conversations, or leave the sft part out of the recipe")
+    return settings
