@@ -29,8 +29,8 @@ class Batch:
 
     prompts: token ids, none empty. limits: how many tokens each row may get at most, at least 1, and never more than
     the context has room for after the prompt. never: ids (int64) that must not be sampled.
-    A row's tokens depend on its prompt, parameters and seed alone: padding is masked, positions are its own, and its
-    random numbers come from its own `random.Random`, whose sequence Python keeps from version to version.
+    A row's tokens depend on its prompt, parameters and seed alone: padding is masked, and its random numbers come from
+    its own `random.Random`, whose sequence Python keeps from version to version.
     """
 
     def __init__(
@@ -106,24 +106,18 @@ class Batch:
             live = sum(row.left > 0 for row in self._rows)
             if self._cache.length == self._cache.capacity or 2 * live <= len(self._rows):
                 self._cache = self._compact(self._cache)
-            # a finished row that is still carried along must not run out of positions
-            self._position_B1.add_(1).clamp_(max=self._context - 1)
-            hidden_BTD = self._model.hidden(self._input_BT, positions=self._position_B1, cache=self._cache)
+            hidden_BTD = self._model.hidden(self._input_BT, cache=self._cache)
         return self._model.head(hidden_BTD[:, -1])
 
     def _prefill(self) -> Tensor:
         batch, longest = self._input_BT.shape
         # the last token of a row is never fed
         self._cache = self._new_cache(batch, longest + max(row.left for row in self._rows) - 1)
-        padding_B1 = torch.tensor([[row.padding] for row in self._rows], device=self._device)
-        positions_BT = torch.arange(longest, device=self._device) - padding_B1
-        self._position_B1 = positions_BT[:, -1:].clone()
-        return self._model.hidden(
-            self._input_BT,
-            positions=positions_BT.clamp(min=0),
-            attention_mask=positions_BT >= 0 if any(row.padding for row in self._rows) else None,
-            cache=self._cache,
-        )
+        keep_BT = None
+        if any(row.padding for row in self._rows):
+            padding_B1 = torch.tensor([[row.padding] for row in self._rows], device=self._device)
+            keep_BT = torch.arange(longest, device=self._device) >= padding_B1
+        return self._model.hidden(self._input_BT, attention_mask=keep_BT, cache=self._cache)
 
     def _new_cache(self, batch: int, capacity: int) -> KVCache:
         capacity = min(capacity, self._context)
@@ -140,7 +134,7 @@ class Batch:
         start = min(row.padding for row in self._rows)
         for row in self._rows:
             row.padding -= start
-        self._input_BT, self._position_B1 = self._input_BT[index], self._position_B1[index]
+        self._input_BT = self._input_BT[index]
         if self._seen_BV is not None:
             self._seen_BV = self._seen_BV[index.to(self._sampling_device)]
         self._arrange()

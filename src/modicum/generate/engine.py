@@ -185,7 +185,7 @@ class _Answer:
             return
         if token not in self._silent:
             self.texts.append(self._stream.feed(self._tokenizer.id_bytes(token)))
-        if not self._stream.stopped and len(self.ids) == self.limit:
+        if len(self.ids) == self.limit:
             self.texts.append(self._stream.finish())
             self.finish_reason = "length"
         if self._stream.stopped:

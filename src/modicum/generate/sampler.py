@@ -46,10 +46,9 @@ def draw(probs_BV: Tensor, uniforms_B: Tensor) -> Tensor:
     A token of probability 0 is never drawn. The rows need not sum to 1.
     """
     cumulative_BV = probs_BV.cumsum(-1, dtype=torch.float64)
-    total_B = cumulative_BV[:, -1]
-    # rounding must not carry the target up to the total, which no token exceeds
-    target_B = torch.minimum(uniforms_B * total_B, torch.nextafter(total_B, torch.zeros_like(total_B)))
-    return torch.searchsorted(cumulative_BV, target_B[:, None], right=True)[:, 0]
+    # u <= 1 - 2**-53, so the product rounds to less than the total: some token always exceeds it
+    target_B1 = uniforms_B[:, None] * cumulative_BV[:, -1:]
+    return torch.searchsorted(cumulative_BV, target_B1, right=True)[:, 0]
 
 
 def _nucleus(probs_BV: Tensor, top_p: float) -> Tensor:
