@@ -1,0 +1,88 @@
+"""Fine-tuning as a whole, on a model of a few thousand weights: it answers, it stops, and it resumes."""
+
+import shutil
+
+import pytest
+from tune_chats import conversation
+
+from modicum.generate import Generator, SamplingParams
+from modicum.model import Decoder, ModelConfig
+from modicum.store import hash_file
+from modicum.train import AdamW, Intervals, Schedule, Wishes, train
+from modicum.tune import ConversationLoader, collect, make_example
+
+CHATS = [
+    conversation("What is a port?", "A number that names a service."),
+    conversation("What is a socket?", "An address and a port."),
+    conversation("Hello!", "Hi.", "Who are you?", "A small model."),
+    conversation("Say <|im_end|> twice.", "No."),
+    conversation("Why?", "Because.", system="Be brief."),
+    conversation("Why?", "Because it was so from the beginning.", system="Explain."),
+]
+
+
+def fresh_model():
+    model = Decoder(
+        ModelConfig(
+            vocab_size=1024,
+            hidden_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            head_dim=32,
+            intermediate_size=128,
+            max_position_embeddings=128,
+            rope_theta=10_000.0,
+        )
+    )
+    model.init_weights(0)
+    return model
+
+
+def loader(tokenizer):
+    examples = collect([make_example(chat, tokenizer) for chat in CHATS])
+    return ConversationLoader(examples, sequence_length=64, batch_size=4, seed=0, pad_id=tokenizer.pad_id)
+
+
+def tune(model, tokenizer, out, steps):
+    return train(
+        model,
+        loader(tokenizer),
+        out=out,
+        tokenizer=tokenizer,
+        chat=True,
+        identity={"test": 1},
+        steps=steps,
+        seed=0,
+        schedule=Schedule("cosine", peak=1e-2),
+        adamw=AdamW(0.0, (0.9, 0.95), 1e-8, 1.0),
+        micro_batch_size=2,
+        intervals=Intervals(checkpoint=41, evaluate=1000),
+        wishes=Wishes(device="cpu", dtype="float32", compile="off", threads=1),
+    )
+
+
+@pytest.fixture(scope="module")
+def tuned(tokenizer, tmp_path_factory):
+    model, out = fresh_model(), tmp_path_factory.mktemp("tuned")
+    return model, tune(model, tokenizer, out, 80)
+
+
+def test_a_tuned_model_gives_each_prompt_its_own_answer_and_stops_by_itself(tuned, tokenizer):
+    model, _ = tuned
+    generator = Generator(model, tokenizer, stop_ids=[tokenizer.im_end_id, tokenizer.eot_id])
+    prompts = [tokenizer.render(chat.messages[:-1], add_generation_prompt=True).ids for chat in CHATS]
+    answers = generator.generate(prompts, SamplingParams(max_new_tokens=32, temperature=0))
+    assert [answer.text for answer in answers] == [chat.messages[-1]["content"] for chat in CHATS]
+    assert {answer.finish_reason for answer in answers} == {"stop"}
+
+
+def test_tuning_taken_up_in_the_midst_of_an_epoch_ends_with_the_same_weights(tuned, tokenizer, tmp_path):
+    _, whole = tuned
+    assert 41 * 4 % loader(tokenizer).rows_per_epoch
+    out = tmp_path / "again"
+    shutil.copytree(whole.last.parent.parent, out, symlinks=True)
+    shutil.rmtree(out / "checkpoints" / "step-00000080")
+    resumed = tune(fresh_model(), tokenizer, out, 80)
+    assert (resumed.steps, resumed.tokens) == (80, whole.tokens)
+    assert hash_file(resumed.last / "model.safetensors") == hash_file(whole.last / "model.safetensors")
