@@ -1,13 +1,13 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from modicum.corpus import read_documents
 from modicum.corpus.chunks import hash_pair, split_key
 from modicum.corpus.decide import heldout_threshold
 
-KEYS = st.lists(st.integers(0, 2**64 - 1), max_size=40)
+KEYS = st.lists(st.integers(0, 2**64 - 1) | st.integers(2**63, 2**64 - 1), max_size=40)
 FRACTION = st.floats(0.001, 0.49)
 
 
@@ -23,6 +23,9 @@ def test_the_split_does_not_depend_on_the_order_of_documents(keys, fraction, dra
 
 
 @given(KEYS, FRACTION)
+@example([2**63, 2**63 + 1], 0.1)
+@example([1, 2], 0.1)
+@example([7, 7], 0.1)
 def test_of_different_documents_some_are_held_out_and_some_are_not(keys, fraction):
     held_out = [key for key in keys if key < threshold(keys, fraction)]
     assert bool(held_out) == (len(set(keys)) > 1)

@@ -48,14 +48,13 @@ def heldout_threshold(keys: Iterable[Keys], fraction: float) -> int:
 
     Moved where it would hold out none or all of several different documents; one alone is not held out.
     """
-    threshold = int(fraction * 2**64)
-    lowest, highest = 2**64, -1
+    if not fraction:
+        return 0
+    lowest, highest = 2**64, 0
     for block in keys:
         if len(block):
             lowest, highest = min(lowest, int(block.min())), max(highest, int(block.max()))
-    if not fraction or lowest >= highest:
-        return 0
-    return min(max(threshold, lowest + 1), highest)
+    return min(max(int(fraction * 2**64), lowest + 1), highest)
 
 
 class Decision:
