@@ -67,3 +67,9 @@ def test_forgetting_words_changes_no_hash():
     module._hash_of.clear()
     word_hashes.cache_clear()
     assert np.array_equal(word_hashes("some words here")[0], before)
+
+
+def test_the_memory_of_words_is_bounded():
+    remembered = module._WordHash((str(i), i) for i in range(200_000))
+    assert remembered["new"] == module._hash_of["new"]
+    assert len(remembered) == 1
