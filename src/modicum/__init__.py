@@ -20,8 +20,8 @@ _HOMES = {
     "UserError": "modicum.store",
     "load": "modicum.checkpoint",
     "load_recipe": "modicum.recipe",
-    "plan": "modicum.road",
-    "run": "modicum.road",
+    "plan": "modicum.road.plan",
+    "run": "modicum.road.stages",
 }
 
 __all__ = ["__version__", *sorted(_HOMES)]
