@@ -1,6 +1,9 @@
-"""Fine-tuning as a whole, on a model of a few thousand weights: it answers, it stops, and it resumes."""
+"""Fine-tuning as a whole, on a very small model: it answers, stops, resumes, and writes what it says it writes."""
 
+import json
+import re
 import shutil
+from pathlib import Path
 
 import pytest
 from tune_chats import conversation
@@ -8,8 +11,8 @@ from tune_chats import conversation
 from modicum.generate import Generator, SamplingParams
 from modicum.model import Decoder, ModelConfig
 from modicum.store import hash_file
-from modicum.train import AdamW, Intervals, Schedule, Wishes, train
-from modicum.tune import ConversationLoader, collect, make_example
+from modicum.train import AdamW, Intervals, Schedule, Wishes, read_metrics, train
+from modicum.tune import ConversationLoader, collect, make_example, packed_batches
 
 CHATS = [
     conversation("What is a port?", "A number that names a service."),
@@ -39,9 +42,12 @@ def fresh_model():
     return model
 
 
+def examples(tokenizer):
+    return collect([make_example(chat, tokenizer) for chat in CHATS])
+
+
 def loader(tokenizer):
-    examples = collect([make_example(chat, tokenizer) for chat in CHATS])
-    return ConversationLoader(examples, sequence_length=64, batch_size=3, seed=0, pad_id=tokenizer.pad_id)
+    return ConversationLoader(examples(tokenizer), sequence_length=64, batch_size=3, seed=0, pad_id=tokenizer.pad_id)
 
 
 def tune(model, tokenizer, out, steps):
@@ -57,7 +63,8 @@ def tune(model, tokenizer, out, steps):
         schedule=Schedule("cosine", peak=1e-2),
         adamw=AdamW(0.0, (0.9, 0.95), 1e-8, 1.0),
         micro_batch_size=2,
-        intervals=Intervals(checkpoint=41, evaluate=1000),
+        heldout=lambda: packed_batches(examples(tokenizer), 64, pad_id=tokenizer.pad_id),
+        intervals=Intervals(checkpoint=41, evaluate=41),
         wishes=Wishes(device="cpu", dtype="float32", compile="off", threads=1),
     )
 
@@ -86,3 +93,15 @@ def test_tuning_taken_up_in_the_midst_of_an_epoch_ends_with_the_same_weights(tun
     resumed = tune(fresh_model(), tokenizer, out, 80)
     assert (resumed.steps, resumed.tokens) == (80, whole.tokens)
     assert hash_file(resumed.last / "model.safetensors") == hash_file(whole.last / "model.safetensors")
+
+
+def test_the_page_on_formats_names_every_file_and_field_that_tuning_writes(tuned):
+    _, whole = tuned
+    page = (Path(__file__).parents[2] / "docs" / "formats.md").read_text("utf-8")
+    named = set(re.findall(r"`([^`]+)`", re.sub(r"```.*?```", "", page, flags=re.DOTALL)))
+    records = read_metrics(whole.last.parent.parent / "metrics.jsonl")
+    fields = {field for record in records for field in record} | {record["kind"] for record in records}
+    state = set(json.loads((whole.last / "training" / "state.json").read_text("utf-8")))
+    files = {path.relative_to(whole.last).as_posix() for path in whole.last.rglob("*") if path.is_file()}
+    assert {"train", "heldout", "loss", "epochs"} <= fields
+    assert fields | state | files <= named
