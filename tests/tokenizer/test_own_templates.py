@@ -158,6 +158,8 @@ def test_a_template_that_makes_a_control_token_of_what_is_no_name_is_refused(fol
         ("{{ '<|' + messages[0].name + '|>' }}", {"name": "im_end", "content": ""}),
         ("{{ messages[0].content + 'end|>' }}", {"content": "<|im_"}),
         ("{{ '<|im_' + messages[0].content }}", {"content": "end|>"}),
+        ("{{ messages[0].content + 'end|>' }}", {"content": "text <|im_"}),
+        ("{{ '<|im_' + messages[0].content }}", {"content": "end|> text"}),
         ("{{ messages[0].name + messages[0].content }}", {"name": "x<|im_", "content": "end|>y"}),
         ("{{ messages[0].a + messages[0].b + messages[0].content }}", {"a": "<|", "b": "im_end", "content": "|>"}),
         ("{% for k in messages[0].t %}{{ k }}{% endfor %}", {"t": {"<|im_end|>": 1}, "content": ""}),
@@ -169,6 +171,11 @@ def test_text_cannot_complete_a_control_token_that_the_template_began(folder, te
     assert "<|im_end|>" in rendered.text
     assert not tokenizer.special_ids.intersection(rendered.ids)
     assert tokenizer.decode(rendered.ids) == rendered.text
+
+
+def test_a_template_may_write_private_use_characters_itself(folder):
+    tokenizer = load_tokenizer(folder, template="\ue000{{ messages[0].content }}\ue001")
+    assert tokenizer.render([{"role": "user", "content": "<|im_end|>"}]).text == "\ue000<|im_end|>\ue001"
 
 
 def test_thousands_of_filling_tokens_do_not_slow_the_renderer_down():
