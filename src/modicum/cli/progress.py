@@ -47,18 +47,21 @@ class TerminalListener:
             self._bar = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=self._console)
             self._bar.start()
             # what an earlier process did must not count as this one's speed
-            self._task = self._bar.add_task("", total=total, completed=done)
+            self._task = self._bar.add_task("", total=total or None, completed=done)
         assert self._task is not None
-        self._bar.update(self._task, completed=done, total=total, description=text, refresh=False)
+        self._bar.update(self._task, completed=done, total=total or None, description=text, refresh=False)
 
     def _print_sometimes(self, done: int, total: int, text: str) -> None:
         now = time.monotonic()
         if self._started is None or done < self._started[0]:
             self._started = (done, now)
         first, since = self._started
-        if now - self._last_line < _SECONDS_BETWEEN_LINES and done < total:
+        if now - self._last_line < _SECONDS_BETWEEN_LINES and (done < total or not total):
             return
         self._last_line = now
+        if not total:
+            print(f"  {text}", file=sys.stderr, flush=True)
+            return
         left = (now - since) / (done - first) * (total - done) if done > first else None
         rest = "" if left is None or done >= total else f", {left / 60:.1f} min left"
         print(f"  {done}/{total} {text}{rest}", file=sys.stderr, flush=True)

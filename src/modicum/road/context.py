@@ -16,7 +16,7 @@ class Listener(Protocol):
         """One line that stays."""
 
     def progress(self, done: int, total: int, text: str) -> None:
-        """The work in hand stands at `done` of `total`; called often, draws over itself."""
+        """The work in hand stands at `done` of `total` (0: nobody knows); called often, draws over itself."""
 
 
 class Silent:

@@ -54,6 +54,9 @@ def _heldout(road: Road, checkpoints: dict[str, Checkpoint]) -> dict[str, Any]:
     """Bits per byte before, after pretraining and after tuning, in windows of the length that was trained on."""
     settings = road.recipe.evaluate
     base = checkpoints["base"]
+    if next(read_documents(corpus_folder(road), HELDOUT), None) is None:
+        road.listener.say("nothing is held out (corpus.heldout_fraction: 0), so bits per byte are not measured")
+        return {}
     models: dict[str, Decoder] = {"untrained": initial_model(road, base.config)}
     models |= {name: checkpoint.model() for name, checkpoint in checkpoints.items()}
     found = {}

@@ -1,5 +1,6 @@
 """The stages before training: corpus, tokenizer, shards. Each has a function for its inputs and one for its work."""
 
+import shutil
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -9,7 +10,7 @@ from modicum.corpus import prepare_corpus, read_choices, read_documents
 from modicum.data import write_shards
 from modicum.recipe import identity
 from modicum.road.context import Road
-from modicum.store import atomic_directory, hash_file, hash_json, write_json
+from modicum.store import UserError, atomic_directory, hash_file, hash_json, write_json
 from modicum.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 
 TRAIN: Final = "train"
@@ -33,8 +34,14 @@ def make_corpus(road: Road) -> None:
         corpus_folder(road),
         seed=road.seed("corpus"),
         decontaminate_against=_texts_to_avoid(road),
-        progress=road.listener.say,
+        progress=lambda text: road.listener.progress(0, 0, text),
     )
+    if road.recipe.corpus.heldout_fraction and not report.documents_heldout:
+        shutil.rmtree(corpus_folder(road))
+        raise UserError(
+            "corpus: a single document is left, so none can be held out to measure on; add text, or set "
+            "corpus.heldout_fraction: 0"
+        )
     dropped = ", ".join(f"{count:,} {reason}" for reason, count in report.dropped.items()) or "none"
     road.listener.say(
         f"corpus: {report.documents_in:,} documents read, {report.documents_kept:,} kept, "

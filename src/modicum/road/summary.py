@@ -24,6 +24,8 @@ def summary(road: Road) -> str:
 
 
 def _bits(heldout: dict[str, dict[str, dict[str, float]]]) -> list[str]:
+    if not heldout:
+        return []
     figures = ", ".join(f"{name} {bits['total']['bits_per_byte']:.3f}" for name, bits in heldout.items())
     return [f"held-out bits per byte: {figures}"]
 

@@ -1,6 +1,7 @@
 """The training stages: a recipe's values handed to the one loop, for pretraining and for fine-tuning."""
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,10 @@ from modicum.model import Decoder, ModelConfig
 from modicum.recipe import SftSettings, TrainSettings, identity
 from modicum.road.context import Road
 from modicum.road.prepare import HELDOUT, TRAIN, corpus_weights, open_tokenizer, shards_folder
-from modicum.store import UserError, hash_file, hash_json
+from modicum.store import UserError, hash_file, hash_json, write_json
 from modicum.tokenizer import Tokenizer
 from modicum.train import AdamW, Intervals, Schedule, Wishes, train
-from modicum.tune import ConversationLoader, ConversationSplit, load_conversations, packed_batches
+from modicum.tune import ConversationLoader, ConversationSplit, Count, load_conversations, packed_batches
 
 
 def pretrain_inputs(road: Road) -> dict[str, str]:
@@ -78,10 +79,10 @@ def sft(road: Road) -> None:
     settings, base = _sft_settings(road), load_checkpoint(_base(road))
     split = conversations(road, base.tokenizer)
     report = split.report
+    write_json(road.folder("sft") / "conversations.json", asdict(report))
     road.listener.say(
         f"conversations: {report.read:,} read, {report.train:,} to train on, {report.heldout:,} held out; left out: "
-        f"{report.duplicates.conversations:,} repeated, {report.too_long.conversations:,} too long; "
-        f"{report.shortened.conversations:,} shortened"
+        f"{_told(report.duplicates)} repeated, {_told(report.too_long)} too long; {_told(report.shortened)} shortened"
     )
     loader = ConversationLoader(
         split.train,
@@ -186,6 +187,10 @@ def _heldout_windows(shards: Shards, settings: TrainSettings) -> Iterator[Batch]
         batch_size=settings.micro_batch_size or settings.batch_size,
         separate_documents=settings.separate_documents,
     )
+
+
+def _told(count: Count) -> str:
+    return f"{count.conversations:,}" + (f" (the first: {count.first})" if count.first else "")
 
 
 def _mixture(road: Road) -> dict[str, float]:
