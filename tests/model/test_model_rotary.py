@@ -1,3 +1,6 @@
+import math
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers import LlamaConfig
@@ -37,8 +40,10 @@ def test_angles_equal_those_of_transformers(tiny, name, theta):
     positions = torch.tensor([[0, 1, 2, 511, 100_000]])
     cos, sin = theirs(torch.zeros(1), positions)
     ours = RotaryEmbedding(config)(positions)
-    torch.testing.assert_close(ours[0][:, 0], cos[..., :32], rtol=0, atol=1e-6)
-    torch.testing.assert_close(ours[1][:, 0], sin[..., :32], rtol=0, atol=1e-6)
+    sign = torch.ones(64)
+    sign[:32] = -1  # ours carries the sign that theirs puts into the turned half
+    torch.testing.assert_close(ours[0][:, 0], cos, rtol=0, atol=1e-6)
+    torch.testing.assert_close(ours[1][:, 0] * sign, sin, rtol=0, atol=1e-6)
 
 
 def test_yarn_sharpens_by_its_published_factor(tiny):
@@ -46,24 +51,24 @@ def test_yarn_sharpens_by_its_published_factor(tiny):
     assert RotaryEmbedding(tiny(rope_scaling=SCALINGS["yarn"])).factor == pytest.approx(1.1386294)
 
 
-def test_half_and_interleaved_turn_the_same_pairs():
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(2, 3, 5, 8, generator=generator)
-    angles = torch.rand(2, 1, 5, 4, generator=generator)
+def test_half_and_interleaved_turn_the_same_pairs(tiny):
+    x = torch.randn(2, 3, 5, 8, generator=torch.Generator().manual_seed(0))
     pairs = torch.tensor([0, 4, 1, 5, 2, 6, 3, 7])  # channel i and i + 4 of the half layout side by side
-    half = rotate(x, angles.cos(), angles.sin(), "half")
-    interleaved = rotate(x[..., pairs], angles.cos(), angles.sin(), "interleaved")
+    places = torch.tensor([[0, 3, 5, 9, 200]])
+    half = rotate(x, *RotaryEmbedding(tiny())(places), "half")
+    table = RotaryEmbedding(tiny(rotary_layout="interleaved"))(places)
+    interleaved = rotate(x[..., pairs], *table, "interleaved")
     torch.testing.assert_close(interleaved, half[..., pairs])
     assert not torch.allclose(interleaved, half)
 
 
-def test_the_rotation_of_a_pair_is_the_complex_product():
-    x = torch.tensor([[[[3.0, 4.0]]]])
-    angle = torch.tensor([[[[0.5]]]])
-    turned = complex(3, 4) * complex(angle.cos(), angle.sin())
-    torch.testing.assert_close(
-        rotate(x, angle.cos(), angle.sin(), "half").flatten(), torch.tensor([turned.real, turned.imag])
-    )
+def test_the_rotation_of_a_pair_is_the_complex_product(tiny):
+    config = tiny(head_dim=2, rope_theta=10.0)  # one pair, which turns by one radian a position
+    turned = complex(3, 4) * complex(math.cos(5), math.sin(5))
+    for layout in ("half", "interleaved"):
+        cos, sin = RotaryEmbedding(replace(config, rotary_layout=layout))(torch.tensor([[5]]))
+        out = rotate(torch.tensor([[[[3.0, 4.0]]]]), cos, sin, layout).flatten()
+        torch.testing.assert_close(out, torch.tensor([turned.real, turned.imag]))
 
 
 def test_casting_the_model_leaves_the_frequencies_alone(tiny):

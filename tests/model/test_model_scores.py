@@ -25,6 +25,11 @@ def masked(length: int) -> Visibility:
     return Visibility(0, length, keep, documents, documents)
 
 
+def in_blocks(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, visibility: Visibility, block: int) -> torch.Tensor:
+    biases, seeing = visibility.biases(block, CPU)
+    return attend_blocks(q, k, v, biases=biases, seeing=seeing, block=block)
+
+
 def by_definition(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
     """One query and one head at a time."""
     out = torch.zeros_like(q)
@@ -55,7 +60,7 @@ def test_every_way_agrees_with_the_definition_forward_and_backward(block, plain,
 
     expected = outcome(lambda q, k, v: by_definition(q, k, v, allowed))
     ways = [
-        lambda q, k, v: attend_blocks(q, k, v, visibility=visibility, block=block),
+        lambda q, k, v: in_blocks(q, k, v, visibility, block),
         lambda q, k, v: attend_sdpa(q, k, v, allowed=None if plain else allowed, is_causal=plain),
         lambda q, k, v: attend_with_weights(q, k, v, allowed=allowed)[0],
     ]
@@ -67,7 +72,7 @@ def test_every_way_agrees_with_the_definition_forward_and_backward(block, plain,
 def test_blocks_in_bf16_err_at_most_four_times_as_far_as_the_kernel():
     # the kernel keeps its scores in fp32, blocks round theirs to bf16; 2.6 times was measured here
     q, k, v = inputs(200, dtype=torch.bfloat16)
-    blocks = attend_blocks(q, k, v, visibility=Visibility(0, 200), block=64)
+    blocks = in_blocks(q, k, v, Visibility(0, 200), 64)
     exact = attend_sdpa(q.double(), k.double(), v.double(), allowed=None, is_causal=True)
     kernel = attend_sdpa(q, k, v, allowed=None, is_causal=True)
     assert blocks.dtype == torch.bfloat16
@@ -90,7 +95,7 @@ def test_a_far_masked_key_of_huge_score_changes_nothing():
     louder = k.clone()
     louder[:, :, :20] *= 1e4
     for attend in (
-        lambda k: attend_blocks(q, k, v, visibility=visibility, block=16),
+        lambda k: in_blocks(q, k, v, visibility, 16),
         lambda k: attend_sdpa(q, k, v, allowed=visibility.allowed(0, 40, CPU), is_causal=False),
     ):
         assert torch.equal(attend(k)[:, :, 20:], attend(louder)[:, :, 20:])

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from modicum.model.cache import KVCache
 from modicum.model.config import ModelConfig
 from modicum.model.linear import Linear
-from modicum.model.mask import Visibility
 from modicum.model.norm import RMSNorm
 from modicum.model.rotary import rotate
 from modicum.model.scores import attend_blocks, attend_sdpa, attend_with_weights
@@ -20,17 +19,18 @@ Implementation = Literal["sdpa", "blocks", "weights"]
 class AttentionPlan:
     """What all layers of one forward pass share; the decoder makes it once.
 
-    allowed is the whole mask (B or 1, 1, T, past+T), or None where `is_causal` alone (or nothing) limits the queries,
-    and for blocks, which cut theirs from `visibility`.
+    allowed is the whole mask (B or 1, 1, T, past+T), or None where `is_causal` alone (or nothing) limits the queries;
+    biases and seeing are what it is for blocks (see Visibility.biases).
     """
 
     cos: Tensor
     sin: Tensor
-    visibility: Visibility
     implementation: Implementation
-    block: int
     allowed: Tensor | None = None
     is_causal: bool = False
+    biases: tuple[Tensor, ...] = ()
+    seeing: Tensor | None = None
+    block: int = 0
     cache: KVCache | None = None
 
 
@@ -66,7 +66,7 @@ class Attention(nn.Module):
             assert plan.allowed is not None
             out, weights = attend_with_weights(q, k, v, allowed=plan.allowed, dropout=dropout)
         elif plan.implementation == "blocks":
-            out = attend_blocks(q, k, v, visibility=plan.visibility, block=plan.block)
+            out = attend_blocks(q, k, v, biases=plan.biases, seeing=plan.seeing, block=plan.block)
         else:
             out = attend_sdpa(q, k, v, allowed=plan.allowed, is_causal=plan.is_causal, dropout=dropout)
         return self.o_proj(out.transpose(1, 2).flatten(2)), weights

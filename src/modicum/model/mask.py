@@ -39,6 +39,21 @@ class Visibility:
             seen = seen & (query == self.key_documents[:, None, None, :keys]) & (query >= 0)
         return seen
 
+    def biases(self, block: int, device: torch.device) -> tuple[tuple[Tensor, ...], Tensor | None]:
+        """The mask as something to add to the scores, cut for blocks of `block` queries, and who sees anything at all.
+
+        The i-th bias covers queries i * block .. stop - 1 and keys 0 .. past + stop - 1: (B or 1, 1, Q, K) bfloat16,
+        which holds its two values, 0 and the lowest number, exactly. The second part is (B, 1, T, 1) bool, None where
+        every query sees at least itself.
+        """
+        biases, seeing = [], []
+        for start in range(0, self.length, block):
+            allowed = self.allowed(start, min(start + block, self.length), device)
+            lowest = torch.finfo(torch.bfloat16).min
+            biases.append(torch.zeros(allowed.shape, dtype=torch.bfloat16, device=device).masked_fill(~allowed, lowest))
+            seeing.append(allowed.any(-1, keepdim=True))
+        return tuple(biases), None if self.causal_only else torch.cat(seeing, dim=2)
+
     def positions(self, device: torch.device) -> Tensor:
         """Each query's place among the keys it sees, (B or 1, T) int64: 0 at a document's start, and past padding."""
         if self.causal_only:

@@ -26,20 +26,24 @@ class RotaryEmbedding(nn.Module):
         )
 
     def forward(self, positions_BT: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin, (B, 1, T, head_dim/2) fp32, with YaRN's attention factor multiplied in."""
+        """cos and signed sin of every channel, (B, 1, T, head_dim) fp32, with YaRN's attention factor multiplied in.
+
+        The sine of a pair's first channel carries the minus sign, so that `rotate` is two products and a sum.
+        """
         if self.frequencies.device != positions_BT.device:
             self.frequencies = self.frequencies.to(positions_BT.device)
         angles = positions_BT[:, None, :, None].float() * self.frequencies
-        return angles.cos() * self.factor, angles.sin() * self.factor
+        cos, sin = angles.cos() * self.factor, angles.sin() * self.factor
+        if self.layout == "half":
+            return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+        return torch.stack((cos, cos), dim=-1).flatten(-2), torch.stack((-sin, sin), dim=-1).flatten(-2)
 
 
 def rotate(x_BHTK: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
     """Turn each channel pair of (B, H, T, head_dim) by its angle; fp32 inside, the input's dtype outside."""
     x = x_BHTK.float()
     if layout == "half":
-        a, b = x.chunk(2, dim=-1)
-        turned = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+        partner = torch.cat(x.chunk(2, dim=-1)[::-1], dim=-1)
     else:
-        a, b = x[..., 0::2], x[..., 1::2]
-        turned = torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
-    return turned.to(x_BHTK.dtype)
+        partner = torch.stack((x[..., 1::2], x[..., 0::2]), dim=-1).flatten(-2)
+    return torch.addcmul(x * cos, partner, sin).to(x_BHTK.dtype)

@@ -4,12 +4,14 @@ All take q (B, H, T, head_dim), k and v (B, G, S, head_dim) with G dividing H an
 (B, H, T, head_dim) in q's dtype. A query that may see nothing gets zeros.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn.functional import dropout as drop
 from torch.nn.functional import scaled_dot_product_attention, softmax
 
-from modicum.model.mask import Visibility, visible_or_zero
+from modicum.model.mask import visible_or_zero
 
 
 def attend_sdpa(
@@ -25,25 +27,30 @@ def attend_sdpa(
     return visible_or_zero(out, allowed)
 
 
-def attend_blocks(q: Tensor, k: Tensor, v: Tensor, *, visibility: Visibility, block: int) -> Tensor:
+def attend_blocks(
+    q: Tensor, k: Tensor, v: Tensor, *, biases: Sequence[Tensor], seeing: Tensor | None, block: int
+) -> Tensor:
     """Blocks of `block` queries against the keys up to their own end: half the products of a full square.
 
-    Written for torch.compile on a CPU, where the kernel's backward is the largest single cost of a training step.
+    Written for torch.compile on a CPU, where the backward pass of PyTorch's kernel is the largest single cost of a
+    training step. `biases` and `seeing` are Visibility.biases(block). The weights are left unnormalised and their sum
+    divides the narrower output instead: one pass less over the widest tensor, forward and backward.
     """
     batch, heads, length, width = q.shape
     groups = k.shape[1]
-    q = q.reshape(batch, groups, heads // groups, length, width) * width**-0.5
+    wide = torch.promote_types(q.dtype, torch.float32)
+    q = (q * width**-0.5).reshape(batch, groups, heads // groups, length, width)
     outs = []
-    for start in range(0, length, block):
-        stop = min(start + block, length)
-        keys = visibility.past + stop
+    for start, bias in zip(range(0, length, block), biases, strict=True):
+        stop, keys = start + bias.shape[-2], bias.shape[-1]
         rows = q[:, :, :, start:stop].flatten(2, 3)
         scores = (rows @ k[:, :, :keys].transpose(-1, -2)).view(*q.shape[:3], stop - start, keys)
-        allowed = visibility.allowed(start, stop, q.device)[:, :, None]
-        weights = softmax(scores.float().masked_fill(~allowed, torch.finfo(torch.float32).min), dim=-1).to(v.dtype)
-        out = (weights.flatten(2, 3) @ v[:, :, :keys]).view(*q.shape[:3], stop - start, width)
-        outs.append(out if visibility.causal_only else visible_or_zero(out, allowed))
-    return torch.cat(outs, dim=3).flatten(1, 2)
+        scores = scores.to(wide) + bias[:, :, None]
+        shares = (scores - scores.amax(-1, keepdim=True).detach()).exp()
+        mixed = (shares.to(v.dtype).flatten(2, 3) @ v[:, :, :keys]).view(*q.shape[:3], stop - start, width)
+        outs.append((mixed.to(wide) / shares.sum(-1, keepdim=True)).to(v.dtype))
+    out = torch.cat(outs, dim=3).flatten(1, 2)
+    return out if seeing is None else torch.where(seeing, out, 0.0)
 
 
 def attend_with_weights(

@@ -1,0 +1,100 @@
+import hashlib
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounter
+
+from modicum.model import Decoder, KVCache
+from modicum.model.decoder import _call
+
+
+@pytest.fixture(autouse=True)
+def _own_compiler_state() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def packed(length: int) -> dict[str, torch.Tensor]:
+    """Two rows: two documents each, the second row padded at its end."""
+    documents = torch.zeros(2, length, dtype=torch.int32)
+    documents[:, length // 3 :] = 1
+    documents[1, -9:] = -1
+    places = torch.arange(length).expand(2, length).clone()
+    places[:, length // 3 :] -= length // 3
+    return {"positions": places, "documents": documents}
+
+
+def gradients(model: Decoder, run, ids: torch.Tensor) -> list[torch.Tensor]:
+    model.zero_grad()
+    run(ids, **packed(ids.shape[1])).square().mean().backward()
+    return [weight.grad for weight in model.parameters()]
+
+
+@pytest.mark.parametrize("impl", ["sdpa", "blocks"])
+def test_the_training_pass_is_one_graph_with_documents_given(tiny, lively, some_ids, impl):
+    model, ids = lively(tiny(qk_norm=True, attention_bias=True)), some_ids(2, 150)
+    model.attention_impl = impl
+    whole = torch.compile(model.hidden, fullgraph=True, backend="aot_eager")
+    plain = gradients(model, model.hidden, ids)
+    for ours, theirs in zip(gradients(model, whole, ids), plain, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_all_layers_share_one_compiled_graph(tiny, lively, some_ids):
+    model, ids = lively(tiny(num_hidden_layers=5)), some_ids(2, 150)
+    counter = CompileCounter()
+    model._run_block = torch.compile(_call, fullgraph=True, backend=counter)
+    plain = lively(tiny(num_hidden_layers=5))
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        compiled = gradients(model, model.hidden, ids)
+    assert counter.frame_count == 1
+    for ours, theirs in zip(compiled, gradients(plain, plain.hidden, ids), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_compiled_blocks_give_the_gradients_of_plain_ones(tiny, lively, some_ids):
+    model, plain, ids = lively(tiny(qk_norm=True)), lively(tiny(qk_norm=True)), some_ids(2, 150)
+    names = list(model.state_dict())
+    model.compile_blocks()
+    assert list(model.state_dict()) == names  # no prefix of the compiler's
+    for checkpointed in (False, True):
+        model.activation_checkpointing = checkpointed
+        compiled = gradients(model, model.hidden, ids)
+        for ours, theirs in zip(compiled, gradients(plain, plain.hidden, ids), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5)
+
+
+def test_a_compiled_model_decodes_and_evaluates_uncompiled(tiny, lively, some_ids):
+    model, ids = lively(tiny()), some_ids(1, 20)
+    expected = model(ids).detach()
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("compiled code was called")
+
+    model._run_block = model._run_norm = refuse
+    with torch.no_grad():
+        assert torch.equal(model(ids), expected)
+    cache = KVCache(model.config, 1, 20)
+    torch.testing.assert_close(model(ids, cache=cache), expected)
+    with pytest.raises(AssertionError, match="compiled code"):
+        model(ids)
+
+
+@pytest.mark.slow
+def test_equal_compiled_backward_passes_on_two_threads_give_equal_bits(tiny, some_ids):
+    model = Decoder(tiny(vocab_size=64, qk_norm=True, hidden_size=96))
+    model.compile_blocks()
+    ids = some_ids(2, 512, vocab=64)  # few ids, many places: every embedding row is added to often
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        seen = set()
+        for _ in range(20):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                grads = gradients(model, model.hidden, ids)
+            seen.add(hashlib.sha256(b"".join(grad.numpy().tobytes() for grad in grads)).hexdigest())
+    finally:
+        torch.set_num_threads(threads)
+    assert len(seen) == 1
