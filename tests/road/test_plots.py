@@ -43,7 +43,7 @@ def test_a_run_that_logged_less_than_twice_has_no_pictures(steps):
         "steps": steps,
         "loss": [1.0] * len(steps),
         "learning_rate": [1.0] * len(steps),
-        "tokens_per_second": [1.0] * len(steps),
+        "speed": {"steps": steps, "tokens_per_second": [1.0] * len(steps)},
         "heldout": {"steps": [], "loss": []},
     }
     assert stage_pictures("pretrain", curve) == []

@@ -50,7 +50,7 @@ def render_page(figures: Mapping[str, Any], pictures: Mapping[str, Sequence[Pict
         "samples": figures["samples"],
         "corpus": corpus_view(figures["corpus"]),
         "plan": plan_view(figures["plan"], figures["measured"]),
-        "settings": figures["model"],
+        "settings": True,
         "licences": licence_rows(figures["corpus"]),
     }
     return (
@@ -102,6 +102,8 @@ def _environment() -> jinja2.Environment:
 def _lead(figures: Mapping[str, Any]) -> str:
     """What the model is and what it saw, in two sentences."""
     model = figures["model"]
+    if model is None:
+        return "Nothing has been trained yet."
     text = (
         f"A language model of {words.short(model['parameters']['total'])} parameters: {model['num_hidden_layers']} "
         f"layers of width {model['hidden_size']}, a vocabulary of {words.count(model['vocab_size'])}."

@@ -50,13 +50,13 @@ class Picture:
 def stage_pictures(stage: str, curve: dict[str, Any]) -> list[Picture]:
     """Loss, learning rate and speed of one training stage.
 
-    `curve` holds equally long lists "steps", "loss", "learning_rate", "tokens_per_second", and "heldout" with "steps"
-    and "loss"; losses in nats a token. Stages too short to have logged twice have no curve and no pictures.
+    `curve` holds equally long lists "steps", "loss", "learning_rate"; "speed" with "steps" and "tokens_per_second";
+    "heldout" with "steps" and "loss"; losses in nats a token. A stage that logged only once has no pictures.
     """
     steps = curve["steps"]
     if len(steps) < 2:
         return []
-    heldout = curve["heldout"]
+    heldout, speed = curve["heldout"], curve["speed"]
     after = f", held-out {heldout['loss'][-1]:.2f}" if heldout["loss"] else ""
     return [
         _picture(
@@ -72,8 +72,8 @@ def stage_pictures(stage: str, curve: dict[str, Any]) -> list[Picture]:
         ),
         _picture(
             f"{stage}-speed",
-            f"Tokens per second over {steps[-1]} updates, median {median(curve['tokens_per_second']):.0f}",
-            lambda ink: _small(steps, curve["tokens_per_second"], "tokens per second", ink),
+            f"Tokens per second over {steps[-1]} updates, median {median(speed['tokens_per_second']):.0f}",
+            lambda ink: _small(speed["steps"], speed["tokens_per_second"], "tokens per second", ink),
         ),
     ]
 

@@ -1,0 +1,40 @@
+"""Bytes of disk that a run takes, by part, with the retention of checkpoints that its recipe sets."""
+
+from dataclasses import dataclass
+
+from modicum.recipe import Recipe, TrainSettings
+
+_PACKED = 0.35  # bytes of a .jsonl.zst in a byte of its text; the shipped corpus has 0.31
+_CHECKPOINT_BYTES = 12  # a parameter: fp32 weight and AdamW's two fp32 moments
+
+
+@dataclass(frozen=True)
+class Disk:
+    """Bytes at the run's fullest moment. `checkpoints` counts one more than is kept: the one being written."""
+
+    corpus: int
+    shards: int
+    checkpoints: int
+
+    @property
+    def total(self) -> int:
+        return self.corpus + self.shards + self.checkpoints
+
+
+def disk_of(recipe: Recipe, *, parameters: int, text_bytes: int, tokens: int, vocab_size: int, sft_steps: int) -> Disk:
+    """What this recipe's run will hold; the corpus twice, since it is written once more while it is sorted out."""
+    kept = checkpoints_kept(recipe.pretrain, recipe.pretrain.steps)
+    if recipe.sft is not None:
+        kept += checkpoints_kept(recipe.sft, sft_steps)
+    return Disk(
+        corpus=round(2 * _PACKED * text_bytes),
+        shards=tokens * (2 if vocab_size <= 65_536 else 4),
+        checkpoints=(kept + 1) * parameters * _CHECKPOINT_BYTES,
+    )
+
+
+def checkpoints_kept(settings: TrainSettings, steps: int) -> int:
+    """How many checkpoints of a training stage stay: the newest, every n-th, and the best where it is none of those."""
+    written = -(-steps // settings.checkpoint_every_steps)
+    every = steps // settings.keep_every_steps if settings.keep_every_steps else 0
+    return min(written, settings.keep_last + every + 1)
