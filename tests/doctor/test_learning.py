@@ -1,9 +1,8 @@
 """The loss probes pass, and a label shift that is left out, done twice, or a loss that teaches nothing fails them."""
 
-import dataclasses
-
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 
 from modicum.doctor.learning import NANO, overfit, untrained_loss
 from modicum.train.loss import SupervisedLoss
@@ -11,30 +10,26 @@ from modicum.train.loss import SupervisedLoss
 CPU = torch.device("cpu")
 
 
-def shifted(batch, by):
-    """The batch whose target at each place is the token `by` places later than it should be."""
-    return dataclasses.replace(batch, ids=batch.ids.roll(-by, dims=1))
-
-
 def plant(monkeypatch, by):
-    """Inputs stay as they are, targets are moved by `by` places: a shift left out is -1, one done twice is 1."""
-    honest = SupervisedLoss._sum
+    """A loss whose targets lie `by` places too far ahead: -1 is a shift left out, 1 one done twice."""
 
-    def wrong(self, batch, hidden):
-        inputs = batch.ids[:, :-1]
+    def wrong(self, batch):
+        logits = self.model(batch.ids[:, :-1], positions=batch.positions, documents=batch.documents)
+        targets = batch.ids.roll(-by, dims=1)[:, 1:]
+        return cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
 
-        def hidden_of_true_inputs(_, **arguments):
-            return hidden(self.model.embed(inputs), **arguments)
-
-        return honest(self, shifted(batch, by), hidden_of_true_inputs)
-
-    monkeypatch.setattr(SupervisedLoss, "_sum", wrong)
+    monkeypatch.setattr(SupervisedLoss, "__call__", wrong)
 
 
 def test_a_sound_loss_passes_both_probes():
     untrained, learnt = untrained_loss(NANO, CPU), overfit(CPU)
     assert (untrained.outcome, learnt.outcome) == ("ok", "ok")
     assert "ln(256) is 5.545" in untrained.detail
+
+
+def test_the_planted_loss_is_the_true_one_but_for_its_shift(monkeypatch):
+    plant(monkeypatch, 0)
+    assert (untrained_loss(NANO, CPU).outcome, overfit(CPU).outcome) == ("ok", "ok")
 
 
 @pytest.mark.parametrize("by", [-1, 1])
@@ -51,14 +46,14 @@ def test_a_label_shift_left_out_shows_in_the_untrained_loss(monkeypatch):
 
 
 def test_a_loss_summed_twice_shows_in_the_untrained_loss(monkeypatch):
-    honest = SupervisedLoss._sum
-    monkeypatch.setattr(SupervisedLoss, "_sum", lambda self, batch, hidden: 2 * honest(self, batch, hidden))
+    honest = SupervisedLoss.__call__
+    monkeypatch.setattr(SupervisedLoss, "__call__", lambda self, batch: 2 * honest(self, batch))
     assert untrained_loss(NANO, CPU).outcome == "failed"
 
 
 def test_a_gradient_that_points_nowhere_shows_when_one_batch_is_not_learnt(monkeypatch):
-    honest = SupervisedLoss._sum
-    monkeypatch.setattr(SupervisedLoss, "_sum", lambda self, batch, hidden: 0 * honest(self, batch, hidden) + 5.0)
+    honest = SupervisedLoss.__call__
+    monkeypatch.setattr(SupervisedLoss, "__call__", lambda self, batch: 0 * honest(self, batch) + 5.0)
     finding = overfit(CPU)
     assert finding.outcome == "failed"
     assert "only to" in finding.detail
