@@ -5,8 +5,7 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
 
-from modicum.model import Decoder, KVCache
-from modicum.model.decoder import _call
+from modicum.model import Decoder
 
 
 @pytest.fixture(autouse=True)
@@ -43,10 +42,11 @@ def test_the_training_pass_is_one_graph_with_documents_given(tiny, lively, some_
 
 
 def test_all_layers_share_one_compiled_graph(tiny, lively, some_ids):
-    model, ids = lively(tiny(num_hidden_layers=5)), some_ids(2, 150)
+    model, plain = (lively(tiny(num_hidden_layers=5)) for _ in range(2))
+    ids = some_ids(2, 150)
     counter = CompileCounter()
-    model._run_block = torch.compile(_call, fullgraph=True, backend=counter)
-    plain = lively(tiny(num_hidden_layers=5))
+    for layer in model.model.layers:
+        layer.compile(fullgraph=True, backend=counter)
     with torch._dynamo.config.patch(error_on_recompile=True):
         compiled = gradients(model, model.hidden, ids)
     assert counter.frame_count == 1
@@ -54,10 +54,11 @@ def test_all_layers_share_one_compiled_graph(tiny, lively, some_ids):
         torch.testing.assert_close(ours, theirs)
 
 
-def test_compiled_blocks_give_the_gradients_of_plain_ones(tiny, lively, some_ids):
+def test_compiled_layers_give_the_gradients_of_plain_ones(tiny, lively, some_ids):
     model, plain, ids = lively(tiny(qk_norm=True)), lively(tiny(qk_norm=True)), some_ids(2, 150)
     names = list(model.state_dict())
-    model.compile_blocks()
+    for layer in model.model.layers:
+        layer.compile(fullgraph=True)
     assert list(model.state_dict()) == names  # no prefix of the compiler's
     for checkpointed in (False, True):
         model.activation_checkpointing = checkpointed
@@ -66,26 +67,11 @@ def test_compiled_blocks_give_the_gradients_of_plain_ones(tiny, lively, some_ids
             torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5)
 
 
-def test_a_compiled_model_decodes_and_evaluates_uncompiled(tiny, lively, some_ids):
-    model, ids = lively(tiny()), some_ids(1, 20)
-    expected = model(ids).detach()
-
-    def refuse(*_: object) -> None:
-        raise AssertionError("compiled code was called")
-
-    model._run_block = model._run_norm = refuse
-    with torch.no_grad():
-        assert torch.equal(model(ids), expected)
-    cache = KVCache(model.config, 1, 20)
-    torch.testing.assert_close(model(ids, cache=cache), expected)
-    with pytest.raises(AssertionError, match="compiled code"):
-        model(ids)
-
-
 @pytest.mark.slow
 def test_equal_compiled_backward_passes_on_two_threads_give_equal_bits(tiny, some_ids):
     model = Decoder(tiny(vocab_size=64, qk_norm=True, hidden_size=96))
-    model.compile_blocks()
+    for layer in model.model.layers:
+        layer.compile(fullgraph=True)
     ids = some_ids(2, 512, vocab=64)  # few ids, many places: every embedding row is added to often
     threads = torch.get_num_threads()
     torch.set_num_threads(2)

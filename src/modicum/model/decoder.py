@@ -1,10 +1,11 @@
 """The language model: embedding, blocks, last norm, head.
 
 Parameter names are Hugging Face's. `hidden` and `head` are apart so that a loss need not hold the logits of a whole
-batch; `embed` and `hidden_from_embeddings` are apart so that a loop may compile the second alone.
+batch; `embed` and `hidden_from_embeddings` are apart because the compiled backward pass of an embedding adds
+atomically, in another order each run: whoever compiles for training compiles the second, or its layers, alone.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -21,11 +22,6 @@ from modicum.model.mask import Visibility
 from modicum.model.norm import RMSNorm
 from modicum.model.rotary import RotaryEmbedding
 from modicum.store import UserError
-
-
-def _call(module: nn.Module, *arguments: Any) -> Any:
-    """A module's forward pass as a function of the module, so that modules of one class share compiled code."""
-    return module(*arguments)
 
 
 class DecoderBody(nn.Module):
@@ -55,19 +51,7 @@ class Decoder(nn.Module):
         self.attention_impl: Literal["auto", "sdpa", "blocks"] = "auto"
         self.attention_block = 128
         self.activation_checkpointing = False
-        self._run_block: Callable[..., tuple[Tensor, Tensor | None]] = _call
-        self._run_norm: Callable[..., Tensor] = _call
         self.init_weights(0)
-
-    def compile_blocks(self) -> None:
-        """Compile one layer and the last norm for training passes; all layers share the code of the first.
-
-        An eighth of the time that compiling eight layers takes. The embedding stays outside on purpose: its compiled
-        backward pass adds atomically, in an order that differs from run to run. Parameter names stay as they are.
-        Passes without gradients or with a cache, whose shapes change, run uncompiled.
-        """
-        self._run_block = torch.compile(_call, fullgraph=True)
-        self._run_norm = torch.compile(_call, fullgraph=True)
 
     @torch.no_grad()
     def init_weights(self, seed: int | torch.Generator) -> None:
@@ -168,19 +152,18 @@ class Decoder(nn.Module):
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         visibility = self._visibility(x_BTD, documents, attention_mask, cache)
         plan = self._plan(x_BTD, visibility, positions, cache, return_attention)
-        training_pass = torch.is_grad_enabled() and cache is None and not return_attention
-        run_block, run_norm = (self._run_block, self._run_norm) if training_pass else (_call, _call)
+        checkpointed = self.activation_checkpointing and torch.is_grad_enabled() and cache is None
         weights = []
         for block in self.model.layers:
-            if self.activation_checkpointing and training_pass:
-                x_BTD, layer_weights = checkpoint(run_block, block, x_BTD, plan, use_reentrant=False)
+            if checkpointed:
+                x_BTD, layer_weights = checkpoint(block, x_BTD, plan, use_reentrant=False)
             else:
-                x_BTD, layer_weights = run_block(block, x_BTD, plan)
+                x_BTD, layer_weights = block(x_BTD, plan)
             if layer_weights is not None:
                 weights.append(layer_weights)
         if cache is not None:
             cache.length += x_BTD.shape[1]
-        return run_norm(self.model.norm, x_BTD), tuple(weights)
+        return self.model.norm(x_BTD), tuple(weights)
 
     def _visibility(
         self, x_BTD: Tensor, documents: Tensor | None, attention_mask: Tensor | None, cache: KVCache | None
