@@ -45,12 +45,15 @@ def test_reset_forgets_the_turns_and_keeps_the_system_message(roomy):
     assert chat.messages == []
 
 
-def test_a_chat_after_reset_repeats_itself_and_its_turns_differ(generator):
+def test_a_chat_after_reset_repeats_itself_and_no_two_turns_share_a_seed(generator, monkeypatch):
+    seeds = []
+    stream = generator.stream
+    monkeypatch.setattr(generator, "stream", lambda ids, params: seeds.append(params.seed) or stream(ids, params))
     chat = ChatSession(generator, SamplingParams(seed=5, max_new_tokens=8), reserve=8)
     first = [chat.ask("hi"), chat.ask("hi")]
     chat.reset()
     assert [chat.ask("hi"), chat.ask("hi")] == first
-    assert first[0] != first[1]
+    assert seeds == [5, 6, 5, 6]
 
 
 def test_when_the_context_is_full_the_oldest_turns_go_with_a_notice(roomy, tokenizer):

@@ -41,6 +41,8 @@ cuts = st.lists(st.integers(0, 200), max_size=20)
 @given(few_letters, patterns, cuts)
 @example("aab", ["ab"], [1, 2])
 @example("abcab", ["abca", "b"], [])
+@example("bab", ["ab", "bab"], [])
+@example("aab", ["b", "ab"], [1])
 def test_stop_strings_end_the_text_wherever_the_token_borders_are(text, stop, cuts):
     parts, stopped = run(cut_randomly(text.encode(), cuts), stop)
     assert ("".join(parts), stopped) == cut_at_stop(text, stop)
