@@ -23,7 +23,7 @@ NANO = ModelConfig(
     num_hidden_layers=2,
     num_attention_heads=2,
     intermediate_size=192,
-    max_position_embeddings=64,
+    max_position_embeddings=256,
 )
 
 
