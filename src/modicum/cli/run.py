@@ -34,10 +34,11 @@ def walk(recipe: Path, override: list[str] | None, *, until: str | None = None, 
     """Run the road, draw its progress, and print what came of it."""
     from modicum.cli.progress import TerminalListener
     from modicum.recipe import load_recipe
-    from modicum.road.stages import run as run_road
-    from modicum.road.summary import summary
 
     loaded = load_recipe(recipe, override)
+    from modicum.road.stages import run as run_road  # loads torch, for which a faulty recipe need not wait
+    from modicum.road.summary import summary
+
     with TerminalListener() as listener:
         road = run_road(loaded, until=until, start=start, listener=listener)
     print(summary(road))

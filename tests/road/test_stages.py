@@ -1,0 +1,131 @@
+import json
+
+import pytest
+
+from modicum.recipe import load_recipe
+from modicum.road.stages import STAGES, run
+from modicum.road.summary import summary
+from modicum.store import UserError
+
+NAMES = [stage.name for stage in STAGES]
+
+
+class Notes:
+    """A listener that remembers."""
+
+    def __init__(self):
+        self.lines = []
+
+    def say(self, text):
+        self.lines.append(text)
+
+    def progress(self, done, total, text):
+        assert text
+        assert 0 <= done <= total or total == 0
+
+    @property
+    def stages(self):
+        """The stages that had something to do."""
+        return [line[1 : line.index("]")] for line in self.lines if line.startswith("[")]
+
+
+def walk(path, *overrides, **how):
+    notes = Notes()
+    return run(load_recipe(path, list(overrides)), listener=notes, **how), notes
+
+
+def test_the_road_goes_from_text_to_a_report_and_then_has_nothing_to_do(tiny):
+    path = tiny()
+    road, notes = walk(path)
+    assert notes.stages == NAMES
+    results = json.loads((road.folder("evaluate") / "results.json").read_text())
+    assert set(results["heldout"]) == {"untrained", "base", "chat"}
+    assert len(results["samples"]) == 2
+    told = summary(road)
+    assert "held-out bits per byte: untrained" in told
+    assert "chance 25.0%" in told
+    assert str(road.folder("report")) in told
+    road, again = walk(path)
+    assert again.stages == []
+    assert "everything is up to date" in again.lines[-1]
+
+
+def test_only_what_depends_on_a_change_is_done_again(tiny):
+    path = tiny(sft=None)
+    walk(path)
+    _, notes = walk(path, "evaluate.bootstrap_samples=30")
+    assert notes.stages == ["evaluate", "report"]
+    _, notes = walk(path, "pretrain.keep_last=1", "pretrain.log_every_steps=1")
+    assert notes.stages == ["evaluate", "report"], "operating settings must not touch training"
+
+
+def test_more_steps_extend_the_base_model(tiny):
+    path = tiny(sft=None)
+    walk(path, until="pretrain")
+    road, notes = walk(path, "pretrain.steps=6", until="pretrain")
+    assert notes.stages == ["pretrain"]
+    assert (road.run.checkpoints("pretrain") / "last").resolve().name == "step-00000006"
+
+
+def test_changed_text_is_prepared_anew_and_old_weights_are_not_mixed_with_it(tiny, tmp_path):
+    path = tiny(sft=None)
+    walk(path, until="pretrain")
+    lines = (tmp_path / "text.jsonl").read_text().splitlines()
+    (tmp_path / "text.jsonl").write_text("\n".join(lines[:-20]) + "\n")
+    notes = Notes()
+    with pytest.raises(UserError, match="shards"):
+        run(load_recipe(path), listener=notes)
+    assert notes.stages == ["corpus", "tokenizer", "shards", "pretrain"]
+    _, notes = walk(path, start="pretrain", until="pretrain")
+    assert notes.stages == ["pretrain"]
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        ("pretrain.learning_rate=1e-4", "pretrain.learning_rate"),
+        ("model.hidden_size=64", "model.hidden_size"),
+        ("seed=5", "seed"),
+    ],
+)
+def test_a_changed_identity_is_refused_by_name_and_setting_it_back_goes_on(tiny, override, named):
+    path = tiny(sft=None)
+    walk(path, until="shards")
+    walk(path, until="pretrain")
+    with pytest.raises(UserError) as error:
+        walk(path, override, until="pretrain")
+    assert named in str(error.value)
+    road, _ = walk(path, until="pretrain")
+    assert (road.run.checkpoints("pretrain") / "last").resolve().name == "step-00000004"
+
+
+def test_until_stops_and_from_begins_again(tiny):
+    path = tiny(sft=None)
+    road, notes = walk(path, until="shards")
+    assert notes.stages == ["corpus", "tokenizer", "shards"]
+    assert not road.folder("pretrain").exists()
+    _, notes = walk(path, start="tokenizer", until="shards")
+    assert notes.stages == ["tokenizer", "shards"]
+
+
+@pytest.mark.parametrize(
+    "how", [{"until": "moon"}, {"start": "moon"}, {"until": "sft"}, {"start": "pretrain", "until": "corpus"}]
+)
+def test_stages_that_are_not_on_this_road_are_refused(tiny, how):
+    with pytest.raises(UserError, match="--"):
+        walk(tiny(sft=None), **how)
+
+
+def test_a_stage_records_what_it_was_made_from_and_what_it_took(tiny):
+    road, _ = walk(tiny(sft=None), until="corpus")
+    manifest = road.run.stage("corpus").manifest()
+    assert manifest.inputs["corpus.sources.text"]
+    assert manifest.wall_seconds > 0
+    assert manifest.peak_memory_mb > 50
+    assert (road.run.path / "recipe.yaml").exists()
+
+
+def test_every_stage_draws_other_numbers(tiny):
+    road, _ = walk(tiny(sft=None), until="corpus")
+    seeds = {road.seed(name) for name in [*NAMES, "model", "conversations"]}
+    assert len(seeds) == len(NAMES) + 2
