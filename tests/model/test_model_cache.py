@@ -99,6 +99,17 @@ def test_a_chunk_after_a_cached_past_sees_no_future(tiny, lively, some_ids):
     assert not torch.equal(outs[0][:, 10:], outs[1][:, 10:])
 
 
+def test_attention_weights_cover_the_cached_tokens_too(tiny, lively, some_ids):
+    model, ids = lively(tiny()), some_ids(2, 15)
+    keep = left_padding(2, 15)
+    cache = KVCache(model.config, 2, 15)
+    with torch.no_grad():
+        _, whole = model(ids, attention_mask=keep, return_attention=True)
+        model(ids[:, :10], cache=cache, attention_mask=keep[:, :10])
+        _, later = model(ids[:, 10:], cache=cache, return_attention=True)
+    torch.testing.assert_close(later[1], whole[1][:, :, 10:], rtol=0, atol=1e-5)
+
+
 def test_a_reset_cache_remembers_nothing(tiny, lively, some_ids):
     model, ids, other = lively(tiny()), some_ids(2, 12), some_ids(2, 9, seed=7)
     fresh, used = KVCache(model.config, 2, 12), KVCache(model.config, 2, 12)

@@ -189,6 +189,15 @@ def test_a_sequence_beyond_the_positions_is_named(tiny):
         Decoder(tiny())(torch.zeros(1, 513, dtype=torch.int64))
 
 
+def test_a_model_built_on_the_meta_device_and_filled_is_the_model(tiny, lively, some_ids):
+    full, ids = lively(tiny(qk_norm=True)), some_ids(1, 9)
+    with torch.device("meta"):
+        model = Decoder(full.config).eval()
+    model.load_state_dict(full.state_dict(), assign=True)
+    assert torch.equal(model(ids), full(ids))
+    assert all(weight.requires_grad for weight in model.parameters())
+
+
 def test_masks_of_the_wrong_shape_are_refused(tiny, some_ids):
     model, ids = Decoder(tiny()), some_ids(2, 5)
     with pytest.raises(ValueError, match="attention_mask"):

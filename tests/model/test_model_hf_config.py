@@ -101,6 +101,11 @@ def test_what_the_decoder_does_not_do_is_refused_by_name(tiny, changes, word):
         ModelConfig.from_hf({**tiny().to_hf(), **changes})
 
 
+def test_the_interleaved_layout_never_gets_into_a_file(tiny):
+    with pytest.raises(ValueError, match="permute the rows"):
+        tiny(rotary_layout="interleaved").to_hf()
+
+
 def test_a_missing_size_is_named(tiny):
     config = tiny().to_hf()
     del config["hidden_size"], config["vocab_size"]

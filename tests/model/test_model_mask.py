@@ -3,7 +3,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modicum.model import Decoder, ModelConfig
-from modicum.model.mask import Visibility, visible_or_zero
+from modicum.model.mask import Visibility, open_blind_rows, places, visible_or_zero
+
+CPU = torch.device("cpu")
 
 rows = st.integers(1, 12).flatmap(
     lambda length: st.tuples(
@@ -29,33 +31,33 @@ def test_causality_padding_and_documents_compose_as_their_definitions_say(row):
     length = len(keep) - past
     seen = Visibility(past, length, torch.tensor([keep]), numbers[:, past:], numbers)
     whole = brute_force(documents, keep, past)
-    cpu = torch.device("cpu")
-    assert torch.equal(seen.allowed(0, length, cpu)[0, 0], whole)
+    assert torch.equal(seen.allowed(0, length, CPU)[0, 0], whole)
     for start in range(length):  # every block is the same square's part
         for stop in range(start + 1, length + 1):
-            assert torch.equal(seen.allowed(start, stop, cpu)[0, 0], whole[start:stop, : past + stop])
+            assert torch.equal(seen.allowed(start, stop, CPU)[0, 0], whole[start:stop, : past + stop])
 
 
 @given(rows)
 def test_a_position_is_the_count_of_what_the_token_sees_before_itself(row):
     documents, keep, _ = row
     numbers = torch.tensor([documents], dtype=torch.int32)
-    places = Visibility(0, len(keep), torch.tensor([keep]), numbers, numbers).positions(torch.device("cpu"))
-    for place, seen in zip(places[0].tolist(), brute_force(documents, keep, 0).tolist(), strict=True):
+    allowed = Visibility(0, len(keep), torch.tensor([keep]), numbers, numbers).allowed(0, len(keep), CPU)
+    for place, seen in zip(places(allowed)[0].tolist(), brute_force(documents, keep, 0).tolist(), strict=True):
         assert place == max(sum(seen) - 1, 0)
 
 
 def test_positions_of_left_padded_and_packed_rows():
     keep = torch.tensor([[False, False, True, True, True]])
-    assert Visibility(0, 5, keep).positions(torch.device("cpu")).tolist() == [[0, 0, 0, 1, 2]]
+    assert places(Visibility(0, 5, keep).allowed(0, 5, CPU)).tolist() == [[0, 0, 0, 1, 2]]
     packed = torch.tensor([[0, 0, 1, 1, 1, -1]])
-    assert Visibility(0, 6, None, packed, packed).positions(torch.device("cpu")).tolist() == [[0, 1, 0, 1, 2, 0]]
+    assert places(Visibility(0, 6, None, packed, packed).allowed(0, 6, CPU)).tolist() == [[0, 1, 0, 1, 2, 0]]
 
 
 def test_what_sees_nothing_becomes_zero_and_its_gradient_too():
-    allowed = torch.tensor([[[[True, False], [False, False]]]])
+    mask, seeing = open_blind_rows(torch.tensor([[[[True, False], [False, False]]]]))
+    assert mask.tolist() == [[[[True, False], [True, True]]]]
     out = torch.ones(1, 3, 2, 4, requires_grad=True)
-    kept = visible_or_zero(out, allowed)
+    kept = visible_or_zero(out, seeing)
     kept.sum().backward()
     assert kept[:, :, 0].eq(1).all()
     assert kept[:, :, 1].eq(0).all()

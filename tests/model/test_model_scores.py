@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from modicum.model.mask import Visibility
+from modicum.model.mask import Visibility, open_blind_rows
 from modicum.model.scores import attend_blocks, attend_sdpa, attend_with_weights
 
 CPU = torch.device("cpu")
@@ -59,10 +59,12 @@ def test_every_way_agrees_with_the_definition_forward_and_backward(block, plain,
         return out, *torch.autograd.grad(out, parts, cotangent)
 
     expected = outcome(lambda q, k, v: by_definition(q, k, v, allowed))
+    mask, seeing = open_blind_rows(allowed)
+    masked_by = {} if plain else {"mask": mask, "seeing": seeing}
     ways = [
         lambda q, k, v: in_blocks(q, k, v, visibility, block),
-        lambda q, k, v: attend_sdpa(q, k, v, allowed=None if plain else allowed, is_causal=plain),
-        lambda q, k, v: attend_with_weights(q, k, v, allowed=allowed)[0],
+        lambda q, k, v: attend_sdpa(q, k, v, **masked_by, is_causal=plain),
+        lambda q, k, v: attend_with_weights(q, k, v, mask=mask, seeing=seeing)[0],
     ]
     for way in ways:
         for ours, theirs in zip(outcome(way), expected, strict=True):
@@ -73,8 +75,8 @@ def test_blocks_in_bf16_err_at_most_four_times_as_far_as_the_kernel():
     # the kernel keeps its scores in fp32, blocks round theirs to bf16; 2.6 times was measured here
     q, k, v = inputs(200, dtype=torch.bfloat16)
     blocks = in_blocks(q, k, v, Visibility(0, 200), 64)
-    exact = attend_sdpa(q.double(), k.double(), v.double(), allowed=None, is_causal=True)
-    kernel = attend_sdpa(q, k, v, allowed=None, is_causal=True)
+    exact = attend_sdpa(q.double(), k.double(), v.double(), is_causal=True)
+    kernel = attend_sdpa(q, k, v, is_causal=True)
     assert blocks.dtype == torch.bfloat16
     assert (blocks - exact).abs().max() < 4 * (kernel - exact).abs().max()
 
@@ -82,7 +84,8 @@ def test_blocks_in_bf16_err_at_most_four_times_as_far_as_the_kernel():
 def test_weights_are_shares_that_respect_the_mask():
     visibility = masked(20)
     allowed = visibility.allowed(0, 20, CPU)
-    _, weights = attend_with_weights(*inputs(20), allowed=allowed)
+    mask, seeing = open_blind_rows(allowed)
+    _, weights = attend_with_weights(*inputs(20), mask=mask, seeing=seeing)
     sums = weights.sum(-1)
     torch.testing.assert_close(sums, allowed.any(-1).expand_as(sums).to(sums.dtype))
     assert weights[~allowed.expand_as(weights)].eq(0).all()
@@ -96,6 +99,6 @@ def test_a_far_masked_key_of_huge_score_changes_nothing():
     louder[:, :, :20] *= 1e4
     for attend in (
         lambda k: in_blocks(q, k, v, visibility, 16),
-        lambda k: attend_sdpa(q, k, v, allowed=visibility.allowed(0, 40, CPU), is_causal=False),
+        lambda k: attend_sdpa(q, k, v, mask=visibility.allowed(0, 40, CPU)),
     ):
         assert torch.equal(attend(k)[:, :, 20:], attend(louder)[:, :, 20:])

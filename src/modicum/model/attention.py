@@ -19,17 +19,17 @@ Implementation = Literal["sdpa", "blocks", "weights"]
 class AttentionPlan:
     """What all layers of one forward pass share; the decoder makes it once.
 
-    allowed is the whole mask (B or 1, 1, T, past+T), or None where `is_causal` alone (or nothing) limits the queries;
-    biases and seeing are what it is for blocks (see Visibility.biases).
+    mask is the whole (B or 1, 1, T, past+T) bool, or None where `is_causal` alone or nothing limits the queries; biases
+    is the same for blocks (Visibility.biases); seeing tells the queries that see nothing, None when there are none.
     """
 
     cos: Tensor
     sin: Tensor
     implementation: Implementation
-    allowed: Tensor | None = None
+    mask: Tensor | None = None
+    seeing: Tensor | None = None
     is_causal: bool = False
     biases: tuple[Tensor, ...] = ()
-    seeing: Tensor | None = None
     block: int = 0
     cache: KVCache | None = None
 
@@ -63,12 +63,13 @@ class Attention(nn.Module):
         dropout = self.dropout if self.training else 0.0
         weights = None
         if plan.implementation == "weights":
-            assert plan.allowed is not None
-            out, weights = attend_with_weights(q, k, v, allowed=plan.allowed, dropout=dropout)
+            assert plan.mask is not None
+            assert plan.seeing is not None
+            out, weights = attend_with_weights(q, k, v, mask=plan.mask, seeing=plan.seeing, dropout=dropout)
         elif plan.implementation == "blocks":
             out = attend_blocks(q, k, v, biases=plan.biases, seeing=plan.seeing, block=plan.block)
         else:
-            out = attend_sdpa(q, k, v, allowed=plan.allowed, is_causal=plan.is_causal, dropout=dropout)
+            out = attend_sdpa(q, k, v, mask=plan.mask, seeing=plan.seeing, is_causal=plan.is_causal, dropout=dropout)
         return self.o_proj(out.transpose(1, 2).flatten(2)), weights
 
     def _heads(self, x_BTE: Tensor) -> Tensor:

@@ -3,8 +3,9 @@
 Anything that a stock LlamaForCausalLM or Qwen3ForCausalLM could not express is refused here, by name.
 """
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal, Self
 
 from modicum.model.frequencies import normal_scaling
@@ -43,26 +44,11 @@ class ModelConfig:
     rotary_layout: Literal["half", "interleaved"] = "half"
 
     def __post_init__(self) -> None:
-        faults = [
-            f"{name} must be at least 1, not {getattr(self, name)}"
-            for name in (
-                "vocab_size",
-                "hidden_size",
-                "num_hidden_layers",
-                "num_attention_heads",
-                "intermediate_size",
-                "max_position_embeddings",
-            )
-            if getattr(self, name) < 1
-        ]
+        faults = self._wrong_values()
         if not faults:
             faults += self._fill_heads()
         if self.qk_norm and self.mlp_bias:
             faults.append("qk_norm with mlp_bias: Llama has no QK-norm and Qwen3 no MLP biases; switch one of them off")
-        if not 0 <= self.attention_dropout < 1:
-            faults.append(f"attention_dropout must be at least 0 and below 1, not {self.attention_dropout}")
-        if not (self.rms_norm_eps > 0 and self.rope_theta > 0 and self.initializer_range > 0):
-            faults.append("rms_norm_eps, rope_theta and initializer_range must be above 0")
         if self.rotary_layout not in ("half", "interleaved"):
             faults.append(f"rotary_layout must be half or interleaved, not {self.rotary_layout!r}")
         if self.rope_scaling is not None and not faults:
@@ -71,6 +57,24 @@ class ModelConfig:
             faults += wrong
         if faults:
             raise UserError("the model cannot be built:\n" + "\n".join(f"  {fault}" for fault in faults))
+
+    def _wrong_values(self) -> list[str]:
+        """What is of the wrong type or out of its range."""
+        faults = []
+        for field in fields(self):
+            value = getattr(self, field.name)
+            least = 0 if field.name in ("num_key_value_heads", "head_dim") else 1
+            if field.type is int and (not isinstance(value, int) or isinstance(value, bool) or value < least):
+                faults.append(f"{field.name} must be a whole number of at least {least}, not {value!r}")
+            elif field.type is bool and not isinstance(value, bool):
+                faults.append(f"{field.name} must be true or false, not {value!r}")
+            elif field.type is float:
+                number = value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+                dropout = field.name == "attention_dropout"
+                if not (0 <= number < 1 if dropout else 0 < number < math.inf):
+                    limits = "at least 0 and below 1" if dropout else "a number above 0"
+                    faults.append(f"{field.name} must be {limits}, not {value!r}")
+        return faults
 
     def _fill_heads(self) -> list[str]:
         """Put the derived head sizes in; returns what does not fit."""
@@ -137,7 +141,10 @@ class ModelConfig:
         """The config.json of this decoder: a LlamaForCausalLM, or a Qwen3ForCausalLM where qk_norm is on.
 
         Carries `rope_parameters` (transformers 5) and `rope_theta` with `rope_scaling` (4.51 and later) side by side.
+        ValueError for the interleaved layout, which no file may hold: its reader would pair the wrong channels.
         """
+        if self.rotary_layout != "half":
+            raise ValueError("files hold the half layout: permute the rows of q_proj and k_proj before writing")
         tokens = {"bos_token_id": bos_token_id, "eos_token_id": eos_token_id, "pad_token_id": pad_token_id}
         return hf_config(self, tokens, dtype)
 

@@ -18,7 +18,7 @@ from modicum.model.block import DecoderBlock
 from modicum.model.cache import KVCache
 from modicum.model.config import ModelConfig
 from modicum.model.linear import Embedding, Linear
-from modicum.model.mask import Visibility
+from modicum.model.mask import Visibility, open_blind_rows, places
 from modicum.model.norm import RMSNorm
 from modicum.model.rotary import RotaryEmbedding
 from modicum.store import UserError
@@ -193,18 +193,22 @@ class Decoder(nn.Module):
         cache: KVCache | None,
         return_attention: bool,
     ) -> AttentionPlan:
-        device = x_BTD.device
-        if positions is None:
-            positions = visibility.positions(device)
-        cos, sin = self.model.rotary(positions)
+        device, past, length = x_BTD.device, visibility.past, visibility.length
         kind = self._implementation(x_BTD, cache, return_attention)
+        plain = visibility.causal_only
+        needs_positions = positions is None and not plain
+        needs_mask = kind == "weights" or (kind == "sdpa" and not (plain and (past == 0 or length == 1)))
+        allowed = visibility.allowed(0, length, device) if needs_positions or needs_mask else None
+        if positions is None:
+            positions = torch.arange(past, past + length, device=device)[None] if allowed is None else places(allowed)
+        cos, sin = self.model.rotary(positions)
         if kind == "blocks":
             biases, seeing = visibility.biases(self.attention_block, device)
-            return AttentionPlan(cos, sin, kind, biases=biases, seeing=seeing, block=self.attention_block, cache=cache)
-        is_causal = kind == "sdpa" and visibility.causal_only and visibility.past == 0 and visibility.length > 1
-        sees_all = kind == "sdpa" and visibility.causal_only and visibility.length == 1
-        allowed = None if is_causal or sees_all else visibility.allowed(0, visibility.length, device)
-        return AttentionPlan(cos, sin, kind, allowed=allowed, is_causal=is_causal, cache=cache)
+            return AttentionPlan(cos, sin, kind, seeing=seeing, biases=biases, block=self.attention_block, cache=cache)
+        if needs_mask and allowed is not None:
+            mask, seeing = open_blind_rows(allowed)
+            return AttentionPlan(cos, sin, kind, mask=mask, seeing=seeing, cache=cache)
+        return AttentionPlan(cos, sin, kind, is_causal=length > 1, cache=cache)
 
     def _implementation(self, x_BTD: Tensor, cache: KVCache | None, return_attention: bool) -> Implementation:
         if return_attention:

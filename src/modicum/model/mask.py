@@ -30,8 +30,8 @@ class Visibility:
     def allowed(self, start: int, stop: int, device: torch.device) -> Tensor:
         """For queries start..stop-1 and keys 0..past+stop-1, later ones being hidden: (B or 1, 1, Q, K) bool."""
         keys = self.past + stop
-        query_slot = torch.arange(self.past + start, keys, device=device)
-        seen = (torch.arange(keys, device=device) <= query_slot[:, None])[None, None]
+        key_slot = torch.arange(keys, device=device)
+        seen = (key_slot <= key_slot[self.past + start :, None])[None, None]
         if self.keep is not None:
             seen = seen & self.keep[:, None, None, :keys]
         if self.query_documents is not None and self.key_documents is not None:
@@ -54,13 +54,21 @@ class Visibility:
             seeing.append(allowed.any(-1, keepdim=True))
         return tuple(biases), None if self.causal_only else torch.cat(seeing, dim=2)
 
-    def positions(self, device: torch.device) -> Tensor:
-        """Each query's place among the keys it sees, (B or 1, T) int64: 0 at a document's start, and past padding."""
-        if self.causal_only:
-            return torch.arange(self.past, self.past + self.length, device=device)[None]
-        return (self.allowed(0, self.length, device).sum(-1)[:, 0] - 1).clamp(min=0)
+
+def open_blind_rows(allowed: Tensor) -> tuple[Tensor, Tensor]:
+    """The mask in which a query that may see nothing sees everything, and which queries are not such, (B, 1, T, 1).
+
+    A row of only False is NaN in some kernels, forward or backward. So it is opened, and what it finds is zeroed.
+    """
+    seeing = allowed.any(-1, keepdim=True)
+    return allowed | ~seeing, seeing
 
 
-def visible_or_zero(out: Tensor, allowed: Tensor) -> Tensor:
-    """Zeros for the queries that see no key at all; `allowed` (B, 1, Q, K), `out` (B, H, Q, head_dim)."""
-    return torch.where(allowed.any(-1, keepdim=True), out, 0.0)
+def places(allowed: Tensor) -> Tensor:
+    """Each query's place among the keys it sees, (B or 1, T) int64: 0 at a document's start, and for padding."""
+    return (allowed.sum(-1)[:, 0] - 1).clamp(min=0)
+
+
+def visible_or_zero(out: Tensor, seeing: Tensor | None) -> Tensor:
+    """Zeros for the queries (the last dimension but one) that see nothing; None: every query sees something."""
+    return out if seeing is None else torch.where(seeing, out, 0.0)

@@ -15,16 +15,21 @@ from modicum.model.mask import visible_or_zero
 
 
 def attend_sdpa(
-    q: Tensor, k: Tensor, v: Tensor, *, allowed: Tensor | None, is_causal: bool, dropout: float = 0.0
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: Tensor | None = None,
+    seeing: Tensor | None = None,
+    is_causal: bool = False,
+    dropout: float = 0.0,
 ) -> Tensor:
-    """PyTorch's scaled_dot_product_attention. `allowed` (B or 1, 1, T, S) bool, or None where is_causal says it all."""
+    """PyTorch's scaled_dot_product_attention. mask and seeing: see open_blind_rows; None where nothing is masked."""
     grouped = q.shape[1] != k.shape[1]
-    if allowed is None:
-        return scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=is_causal, enable_gqa=grouped)
-    # A row of only False is NaN in some kernels: let such a query see everything, then zero what it found.
-    bias = allowed | ~allowed.any(-1, keepdim=True)
-    out = scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, enable_gqa=grouped)
-    return visible_or_zero(out, allowed)
+    out = scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=is_causal, enable_gqa=grouped
+    )
+    return visible_or_zero(out, seeing)
 
 
 def attend_blocks(
@@ -49,17 +54,17 @@ def attend_blocks(
         shares = (scores - scores.amax(-1, keepdim=True).detach()).exp()
         mixed = (shares.to(v.dtype).flatten(2, 3) @ v[:, :, :keys]).view(*q.shape[:3], stop - start, width)
         outs.append((mixed.to(wide) / shares.sum(-1, keepdim=True)).to(v.dtype))
-    out = torch.cat(outs, dim=3).flatten(1, 2)
-    return out if seeing is None else torch.where(seeing, out, 0.0)
+    return visible_or_zero(torch.cat(outs, dim=3).flatten(1, 2), seeing)
 
 
 def attend_with_weights(
-    q: Tensor, k: Tensor, v: Tensor, *, allowed: Tensor, dropout: float = 0.0
+    q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor, seeing: Tensor, dropout: float = 0.0
 ) -> tuple[Tensor, Tensor]:
     """The same in plain steps, and the weights (B, H, T, S) before dropout; their rows sum to 1, or to 0 if masked."""
     repeats = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(repeats, dim=1), v.repeat_interleave(repeats, dim=1)
-    scores = (q @ k.transpose(-1, -2)).float() * q.shape[-1] ** -0.5
-    weights = softmax(scores.masked_fill(~allowed, torch.finfo(torch.float32).min), dim=-1)
-    weights = visible_or_zero(weights, allowed).to(v.dtype)
+    wide = torch.promote_types(q.dtype, torch.float32)
+    scores = (q @ k.transpose(-1, -2)).to(wide) * q.shape[-1] ** -0.5
+    weights = softmax(scores.masked_fill(~mask, torch.finfo(wide).min), dim=-1)
+    weights = visible_or_zero(weights, seeing).to(v.dtype)
     return drop(weights, dropout) @ v, weights
