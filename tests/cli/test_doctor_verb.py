@@ -44,7 +44,7 @@ def test_what_is_supervised_shows_without_colours(monkeypatch):
     assert "talk.jsonl:1" in out
     assert "Hello [red]?<|im_end|>" in out
     assert "⟦Hi.<|im_end|>⟧" in out
-    assert marked_text(TALK).plain.count("⟦") == 1
+    assert marked_text(TALK).plain.endswith("Hello [red]?<|im_end|>\n  ⟦Hi.<|im_end|>⟧")
 
 
 def test_the_findings_as_json(monkeypatch):
