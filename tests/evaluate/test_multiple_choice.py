@@ -7,7 +7,7 @@ import torch
 
 from modicum.corpus import Choice, read_choices
 from modicum.evaluate import multiple_choice
-from modicum.evaluate.choice import chat_choice, plain_choice
+from modicum.evaluate.choice import chat_choice, marks, plain_choice
 from modicum.model import Decoder, ModelConfig
 from modicum.store import UserError
 
@@ -63,6 +63,12 @@ def test_scores_are_those_of_a_naive_loop(model, tokenizer, naive, chat):
     assert found.accuracy_unnormalised == pytest.approx(by_sum)
     assert per_byte != by_sum
     assert 0 < per_byte < 1
+
+
+def test_likelihood_is_shared_among_the_bytes_of_a_choice_not_its_characters():
+    """Six bytes at -1 each beat two at -2 each; by characters, and by the plain sum, it is the other way round."""
+    one = item(0, "?", ["\u65e5\u672c", " ab "], 0)
+    assert marks(one, [-6.0, -4.0]) == (1.0, 0.0)
 
 
 def test_the_choice_of_a_chat_model_is_the_assistants_content(tokenizer):

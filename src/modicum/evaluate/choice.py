@@ -18,6 +18,9 @@ from modicum.model import Decoder
 from modicum.store import UserError
 from modicum.tokenizer import Tokenizer
 
+# An item and its credit by log-likelihood per byte and by the plain sum; None where it exceeds the context.
+Marked = tuple[Choice, tuple[float, float] | None]
+
 
 @dataclass(frozen=True)
 class ChoiceResult:
@@ -72,20 +75,20 @@ def multiple_choice(
         raise UserError(f"none of the {len(items)} multiple-choice items fits into the context of {context} tokens")
     flat = [choice for choices, fit in zip(encoded, fits, strict=True) if fit for choice in choices]
     sums = iter([float(s.sum()) for s in token_logprobs(model, flat, batch_tokens=batch_tokens, bfloat16=bfloat16)])
-    marks = [
-        _marks(item, [next(sums) for _ in item.choices]) if fit else None for item, fit in zip(items, fits, strict=True)
+    pairs = [
+        (item, marks(item, [next(sums) for _ in item.choices]) if fit else None)
+        for item, fit in zip(items, fits, strict=True)
     ]
 
-    def result(wanted: Callable[[Choice], bool]) -> ChoiceResult:
-        group = [(item, mark) for item, mark in zip(items, marks, strict=True) if wanted(item)]
-        return _result(group, bootstrap_samples, seed)
-
-    def parts(key: Callable[[Choice], str]) -> dict[str, ChoiceResult]:
-        names = sorted({key(item) for item, fit in zip(items, fits, strict=True) if fit})
-        return {name: result(lambda item, name=name: key(item) == name) for name in names}  # type: ignore[misc]
+    def parts(name_of: Callable[[Choice], str]) -> dict[str, ChoiceResult]:
+        groups: dict[str, list[Marked]] = {}
+        for pair in pairs:
+            groups.setdefault(name_of(pair[0]), []).append(pair)
+        scored = {name: group for name, group in sorted(groups.items()) if any(mark for _, mark in group)}
+        return {name: _result(group, bootstrap_samples, seed) for name, group in scored.items()}
 
     return replace(
-        result(lambda _: True),
+        _result(pairs, bootstrap_samples, seed),
         per_kind=parts(lambda item: item.kind),
         per_source=parts(lambda item: item.source or "unnamed"),
     )
@@ -110,14 +113,14 @@ def plain_choice(tokenizer: Tokenizer, question: str, choice: str) -> Scored:
     return Scored([tokenizer.eot_id, *ids], same + 1)
 
 
-def _marks(item: Choice, sums: list[float]) -> tuple[float, float]:
+def marks(item: Choice, sums: list[float]) -> tuple[float, float]:
     """Credit by log-likelihood per byte, and by the plain sum."""
     sizes = [len(choice.strip().encode()) for choice in item.choices]
     per_byte = [total / size for total, size in zip(sums, sizes, strict=True)]
     return baselines.credit(per_byte, item.answer), baselines.credit(sums, item.answer)
 
 
-def _result(group: list[tuple[Choice, tuple[float, float] | None]], samples: int, seed: int) -> ChoiceResult:
+def _result(group: list[Marked], samples: int, seed: int) -> ChoiceResult:
     items = [item for item, mark in group if mark is not None]
     marks = [mark for _, mark in group if mark is not None]
     low, high = mean_interval([mark for mark, _ in marks], samples=samples, seed=seed)
