@@ -102,6 +102,20 @@ def test_hostile_weights_are_refused_by_file(save, kind):
         load_checkpoint(folder)
 
 
+def test_a_link_out_of_the_checkpoint_is_refused_by_file(save, tmp_path):
+    folder = save()
+    (folder / "model.safetensors").rename(tmp_path / "elsewhere")
+    (folder / "model.safetensors").symlink_to(tmp_path / "elsewhere")
+    for verify in (True, False):
+        with pytest.raises(UserError, match=r"model\.safetensors: a link out of the checkpoint"):
+            load_checkpoint(folder, verify=verify)
+
+
+def test_a_checkpoint_reached_through_a_link_is_loaded(save, tmp_path):
+    save(step=10)
+    assert load_checkpoint(tmp_path / "last").step == 10
+
+
 def test_the_newest_whole_checkpoint_is_found_behind_a_damaged_one(save, tmp_path):
     good, bad = save(step=10), save(step=20)
     (bad / "model.safetensors").write_bytes(b"")

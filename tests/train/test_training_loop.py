@@ -146,12 +146,13 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_saves_its_batch(prepared_da
 
     monkeypatch.setattr(SupervisedLoss, "__call__", poisoned)
     with pytest.raises(UserError, match=r"not-finite-step-00000005\.safetensors: update 5 was not made") as error:
-        small_run(prepared_data, tmp_path, steps=8, heldout=None, intervals=Intervals(checkpoint=2))
-    assert "step-00000004" in str(error.value)
+        small_run(prepared_data, tmp_path, steps=8, heldout=None, intervals=Intervals(checkpoint=3))
+    assert "the newest checkpoint before it is" in str(error.value)
+    assert "step-00000003" in str(error.value)
     kept = load_file(tmp_path / "not-finite-step-00000005.safetensors")
     assert kept.keys() == {"ids", "positions", "documents", "supervised"}
     assert torch.equal(kept["ids"], torch.cat([seen[8].ids, seen[9].ids]))
-    assert saved_steps(tmp_path) == [2, 4]
+    assert saved_steps(tmp_path) == [3]
     weights = load_checkpoint(tmp_path / "checkpoints" / "last").weights
     assert all(weight.isfinite().all() for weight in weights.values())
 

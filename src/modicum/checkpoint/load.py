@@ -65,6 +65,7 @@ def load_checkpoint(path: Path, *, verify: bool = True) -> Checkpoint:
         raise UserError(f"{path}: no such checkpoint; expected a folder such as runs/<name>/sft/checkpoints/last")
     if not (path / "config.json").exists():
         raise UserError(f"{path}: not a checkpoint, for it has no config.json; name a step-… folder or `last`")
+    _refuse_links_out(path)
     if verify:
         verify_manifest(path)
     try:
@@ -91,6 +92,14 @@ def newest(root: Path) -> Path | None:
         else:
             return folder
     return None
+
+
+def _refuse_links_out(path: Path) -> None:
+    """A checkpoint from elsewhere must not make us read, or copy on, what lies outside of its folder."""
+    inside = path.resolve()
+    out = [file for file in path.rglob("*") if file.is_symlink() and not file.resolve().is_relative_to(inside)]
+    if out:
+        raise UserError("\n".join(f"{file}: a link out of the checkpoint; put the file itself there" for file in out))
 
 
 def _stop_ids(path: Path, tokenizer: Tokenizer) -> list[int]:

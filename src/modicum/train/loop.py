@@ -20,7 +20,7 @@ from modicum.train.optimizer import AdamW
 from modicum.train.plan import Batches, Heldout, Intervals, Progress, Say, TrainResult, silent
 from modicum.train.run import Run
 from modicum.train.schedule import Schedule
-from modicum.train.state import VERSION, check_identity
+from modicum.train.state import KEYS, VERSION, check_identity
 from modicum.train.stop import StopRequest
 
 
@@ -110,8 +110,8 @@ def _checked(checkpoint: Checkpoint, model: Decoder, identity: Mapping[str, Any]
     if checkpoint.training is None:
         raise UserError(f"{path}: has no training part, so training cannot go on from it; start another run")
     state = checkpoint.training.state
-    if state.get("version") != VERSION:
-        raise UserError(f"{path / 'training/state.json'}: of another version of modicum; start the run anew")
+    if state.get("version") != VERSION or not state.keys() >= KEYS:
+        raise UserError(f"{path / 'training/state.json'}: not written by this version of modicum; start the run anew")
     check_identity(state["identity"], identity, path)
     if checkpoint.config != model.config:
         raise UserError(f"{path / 'config.json'}: describes another model; start a run under another name")

@@ -9,8 +9,8 @@ from modicum.store import UserError
 from modicum.train.update import Update
 
 
-def refuse_offender(folder: Path, batch: Batch, update: Update, *, step: int, last: Path | None) -> UserError:
-    """Write the batch of update `step` (1-based) as .safetensors into `folder`; returns the error that says so."""
+def refuse_offender(folder: Path, batch: Batch, update: Update, *, step: int) -> UserError:
+    """Write the batch of update `step` (1-based) as .safetensors into the run's folder; returns the error to raise."""
     path = folder / f"not-finite-step-{step:08d}.safetensors"
     tensors = {
         "ids": batch.ids,
@@ -19,9 +19,10 @@ def refuse_offender(folder: Path, batch: Batch, update: Update, *, step: int, la
         "supervised": batch.supervised,
     }
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata={"step": str(step)})
-    saved = f"the weights before it are in {last}" if last else "no checkpoint had been written before it"
+    last = folder / "checkpoints" / "last"
+    saved = f"the newest checkpoint before it is {last.resolve()}" if last.exists() else "no checkpoint came before it"
     return UserError(
-        f"{path}: update {step} was not made: its loss is {update.loss:.4g} and its gradient's norm "
-        f"{update.gradient_norm:.4g}, from the batch in this file; {saved}; lower learning_rate or clip_norm, or "
-        "take dtype float32"
+        f"{path}: update {step} was not made, for its loss is {update.loss:.4g} and its gradient's norm "
+        f"{update.gradient_norm:.4g}; this file holds its batch, and {saved}. Go on with dtype float32, or start "
+        "anew with a lower learning_rate"
     )

@@ -99,8 +99,7 @@ class Run:
             clip_norm=self.adamw.clip_norm,
         )
         if not update.finite:
-            last = step_folder(self.checkpoints, self.step) if self.step else None
-            raise refuse_offender(self.checkpoints.parent, batch, update, step=self.step + 1, last=last)
+            raise refuse_offender(self.checkpoints.parent, batch, update, step=self.step + 1)
         self.step += 1
         tokens = int((batch.documents >= 0).sum())
         self.tokens += tokens

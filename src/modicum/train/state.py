@@ -12,6 +12,9 @@ from torch import Tensor
 from modicum.store import UserError
 
 VERSION = 1
+KEYS = {
+    "step", "totals", "identity", "choices", "data", "best", "tokens", "seconds", "window", "spikes",
+}  # fmt: skip
 
 
 def random_states(device: str) -> dict[str, Tensor]:

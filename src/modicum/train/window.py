@@ -36,8 +36,8 @@ class Window:
             "loss": self.loss_sum / self.targets,
             "gradient_norm": self.norm_sum / self.updates,
             "gradient_norm_max": self.norm_max,
-            "tokens_per_second": round(self.tokens / self.seconds, 1),
-            "data_wait_share": round(self.waited / self.seconds, 4),
+            "tokens_per_second": round(self.tokens / max(self.seconds, 1e-9), 1),
+            "data_wait_share": round(self.waited / max(self.seconds, 1e-9), 4),
         }
 
     def plain(self) -> dict[str, Any]:
