@@ -169,3 +169,14 @@ def test_another_number_of_threads_goes_on_with_a_warning(prepared_data, tmp_pat
     said = []
     assert small_run(prepared_data, tmp_path, **RUN, say=said.append).steps == 9
     assert any("not bit for bit" in line and f"threads {here + 1} -> {here}" in line for line in said)
+
+
+def test_an_evaluation_that_draws_random_numbers_does_not_change_what_is_learnt(prepared_data, tmp_path, uninterrupted):
+    def heldout():
+        torch.rand(10)
+        return []
+
+    assert (
+        weights_digest(small_run(prepared_data, tmp_path, **RUN, heldout=heldout))
+        == (uninterrupted[1]["model.safetensors"])
+    )

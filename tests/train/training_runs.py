@@ -46,11 +46,23 @@ def small_model(tokenizer, **changes):
     return Decoder(ModelConfig(**{**sizes, **changes}))
 
 
-def small_run(folder, out, *, steps=8, dropout=0.0, size=None, compile="off", dtype="float32", threads=None, **changes):
+def small_run(
+    folder,
+    out,
+    *,
+    steps=8,
+    dropout=0.0,
+    size=None,
+    length=LENGTH,
+    compile="off",
+    dtype="float32",
+    checkpointing=False,
+    **changes,
+):
     """Train on what `prepare` left in `folder`. `size` goes into the model, `changes` into train."""
     tokenizer = load_tokenizer(folder / "tokenizer")
     shards = open_shards(folder / "shards", tokenizer_hash=tokenizer.hash)
-    loader = Loader(shards, sequence_length=LENGTH, batch_size=6, seed=1)
+    loader = Loader(shards, sequence_length=length, batch_size=6, seed=1)
     arguments = {
         "out": out,
         "tokenizer": tokenizer,
@@ -61,9 +73,9 @@ def small_run(folder, out, *, steps=8, dropout=0.0, size=None, compile="off", dt
         "schedule": Schedule("wsd", 3e-3),
         "adamw": AdamW(),
         "micro_batch_size": 4,
-        "heldout": lambda: eval_windows(shards, LENGTH, 8 * LENGTH, batch_size=4),
+        "heldout": lambda: eval_windows(shards, length, 8 * length, batch_size=4),
         "intervals": Intervals(log=3, evaluate=4, checkpoint=2),
-        "wishes": Wishes(device="cpu", dtype=dtype, compile=compile, threads=threads),
+        "wishes": Wishes(device="cpu", dtype=dtype, compile=compile, activation_checkpointing=checkpointing),
     }
     model = small_model(tokenizer, attention_dropout=dropout, **(size or {}))
     return train(model, loader, **{**arguments, **changes})
