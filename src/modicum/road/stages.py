@@ -8,6 +8,7 @@ from modicum import __version__
 from modicum.recipe import Recipe, resolved_yaml
 from modicum.road import measure, prepare, training
 from modicum.road.context import Listener, Road, Silent
+from modicum.road.planning import keep_plan
 from modicum.road.reporting import make_report, report_inputs
 from modicum.store import UserError, run_lock, write_text
 
@@ -21,11 +22,16 @@ class RoadStage:
     work: Callable[[Road], None]
 
 
+def _pretrain(road: Road) -> None:
+    keep_plan(road)
+    training.pretrain(road)
+
+
 STAGES = (
     RoadStage("corpus", prepare.corpus_inputs, prepare.make_corpus),
     RoadStage("tokenizer", prepare.tokenizer_inputs, prepare.make_tokenizer),
     RoadStage("shards", prepare.shards_inputs, prepare.make_shards),
-    RoadStage("pretrain", training.pretrain_inputs, training.pretrain),
+    RoadStage("pretrain", training.pretrain_inputs, _pretrain),
     RoadStage("sft", training.sft_inputs, training.sft),
     RoadStage("evaluate", measure.evaluate_inputs, measure.evaluate),
     RoadStage("report", report_inputs, make_report),

@@ -16,8 +16,8 @@ from modicum.store.atomic import write_json
 class StageManifest:
     """What a finished stage was made from and what it took.
 
-    `inputs` maps a name to a SHA-256 or a short value. wall_seconds counts the last, finishing attempt; peak_memory_mb is
-    the process's largest resident set until then, in units of 10^6 bytes.
+    `inputs` maps a name to a SHA-256 or a short value. wall_seconds counts the last, finishing attempt; peak_memory_mb
+    is the process's largest resident set until then, in units of 10^6 bytes.
     """
 
     stage: str

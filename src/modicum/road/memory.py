@@ -1,0 +1,83 @@
+"""Peak memory of a training stage by part: measured where there was a trial, estimated where there was none."""
+
+from dataclasses import dataclass
+
+from modicum.model import ModelConfig
+from modicum.road.sizes import logits_bytes, training_state
+from modicum.road.trial import Trial
+from modicum.road.works import TrainingWork
+from modicum.train.loss import chunk_rows
+
+# Python, torch and modicum as they are loaded, and what torch.compile's own modules add; resident bytes on Linux.
+_PROGRAM, _COMPILER = 300_000_000, 250_000_000
+_TRY_SHARE = 0.5  # of the free memory: what a trial may be expected to take
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes at the stage's fullest moment. activations: what the layers keep for their backward pass, and work space;
+    measured: whether the sum was, from a trial, or is an estimate. On a GPU the program's own memory is not counted."""
+
+    stage: str
+    program: int
+    weights: int
+    gradients: int
+    optimizer: int
+    logits: int
+    activations: int
+    measured: bool
+
+    @property
+    def total(self) -> int:
+        return self.program + self.weights + self.gradients + self.optimizer + self.logits + self.activations
+
+
+def expected_memory(config: ModelConfig, work: TrainingWork, trial: Trial | None) -> Memory:
+    """The parts that follow from sizes, and activations: the rest of what a trial took, or an estimate.
+
+    A trial with fewer rows than the stage has is scaled up: activations grow with rows, nothing else does.
+    """
+    state = training_state(config)
+    logits = logits_bytes(config, chunk_rows(config.vocab_size, work.rows * work.length), bytes_each=4)
+    fixed = state.weights + state.gradients + state.optimizer + logits
+    if trial is None:
+        program = _PROGRAM + _COMPILER * work.compiles
+        activations = round(activation_bytes(config, work) * work.rows * work.length)
+    else:
+        on_device = trial.device_bytes > 0
+        program = 0 if on_device else trial.program_bytes
+        peak = trial.device_bytes if on_device else trial.peak_bytes
+        activations = max(0, peak - program - fixed) * work.rows // trial.rows
+    return Memory(
+        work.stage, program, state.weights, state.gradients, state.optimizer, logits, activations, trial is not None
+    )
+
+
+def activation_bytes(config: ModelConfig, work: TrainingWork) -> float:
+    """Estimated bytes that the backward pass needs of one token: of every layer, or with activation checkpointing of
+    one layer and each other's input.
+
+    In a layer: the fp32 residual stream at both norms; what the norms, the projections (before and after rotation), the
+    attention and the feed-forward give, in bf16 or fp32; and half a row of attention weights for each head, with its
+    softmax in fp32.
+    """
+    number = 4 if work.wishes.dtype == "float32" else 2
+    hidden, inner = config.hidden_size, config.intermediate_size
+    queries = config.num_attention_heads * config.head_dim
+    keys = config.num_key_value_heads * config.head_dim
+    stream = 2 * 4 * hidden
+    given = number * (2 * hidden + (queries + 2 * keys) + (queries + keys) + queries + 4 * inner)
+    scores = config.num_attention_heads * work.length / 2 * (4 + number)
+    layer = stream + given + scores
+    if work.wishes.activation_checkpointing:
+        return layer + config.num_hidden_layers * 4 * hidden
+    return config.num_hidden_layers * layer
+
+
+def rows_to_try(config: ModelConfig, work: TrainingWork, free: int) -> int:
+    """Rows of a trial: the stage's micro-batch, halved until it is expected to leave room for what else runs here."""
+    rows = work.rows
+    fixed = expected_memory(config, work, None)
+    while rows > 1 and fixed.total - fixed.activations * (1 - rows / work.rows) > _TRY_SHARE * free:
+        rows //= 2
+    return rows

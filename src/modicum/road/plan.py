@@ -1,0 +1,160 @@
+"""What a run will cost here, before it starts: parameters, tokens, FLOPs, memory, disk and hours.
+
+Sizes are arithmetic; speed and memory come from a few real updates on this machine. A run that cannot fit says so.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from modicum.model import ModelConfig
+from modicum.recipe import Recipe
+from modicum.road.disk import Disk, disk_of
+from modicum.road.fits import least_memory, refuse_disk, refuse_memory
+from modicum.road.machine import describe_machine, free_disk, free_memory, memory_limit
+from modicum.road.memory import Memory, expected_memory, rows_to_try
+from modicum.road.sizes import OPTIMAL_TOKENS_PER_PARAMETER, Parameters, parameters_by_part
+from modicum.road.text import Text, text_of
+from modicum.road.timing import StagePlan, stage_plans
+from modicum.road.trial import Trial, try_updates
+from modicum.road.words import three_figures
+from modicum.road.works import TrainingWork, training_works
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything `modicum plan` says: bytes, seconds, tokens; None where it was not measured or is not known.
+
+    tokens: that pretraining reads. flops: of all training. memory: of the stage that needs most. how: device, dtype and
+    threads of the trial. notes: what the reader should know, a sentence each.
+    """
+
+    name: str
+    machine: str
+    model: dict[str, Any]
+    parameters: Parameters
+    text: Text
+    tokens: int
+    flops: float
+    stages: tuple[StagePlan, ...]
+    memory: Memory
+    disk: Disk
+    memory_limit: int
+    free_disk: int
+    how: str | None
+    notes: tuple[str, ...]
+
+    @property
+    def tokens_per_parameter(self) -> float:
+        return self.tokens / self.parameters.total
+
+    @property
+    def seconds(self) -> float | None:
+        """Of the whole run; None when a stage's time is not known."""
+        known = [stage.seconds for stage in self.stages if stage.seconds is not None]
+        return sum(known) if len(known) == len(self.stages) else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data. `seconds` and `peak_memory_bytes` are by stage and for the whole run, as the report sets them
+        beside what was measured."""
+        seconds = {stage.name: stage.seconds for stage in self.stages if stage.seconds is not None}
+        memory = {stage.name: stage.peak_memory_bytes for stage in self.stages if stage.peak_memory_bytes is not None}
+        if self.seconds is not None:
+            seconds["whole run"] = self.seconds
+        return {
+            **asdict(self),
+            "parameters": {**asdict(self.parameters), "total": self.parameters.total},
+            "tokens_per_parameter": self.tokens_per_parameter,
+            "optimal_tokens_per_parameter": OPTIMAL_TOKENS_PER_PARAMETER,
+            "memory": {**asdict(self.memory), "total": self.memory.total},
+            "disk": {**asdict(self.disk), "total": self.disk.total},
+            "seconds": seconds,
+            "peak_memory_bytes": {**memory, "whole run": self.memory.total},
+        }
+
+
+def plan(recipe: Recipe, *, measure: bool = True) -> Plan:
+    """Plan the run of a recipe. measure: try a few updates here, which takes seconds, or a minute with compiling.
+
+    Raises UserError when the run cannot fit into this machine's memory or disk, with what to change; and for files
+    that cannot be read, as the run would.
+    """
+    text = text_of(recipe)
+    config = ModelConfig.from_settings(recipe.model, text.vocab_size)
+    works = training_works(recipe, config, text)
+    disk = disk_of(
+        recipe,
+        parameters=config.parameter_count(),
+        text_bytes=text.bytes or 0,
+        tokens=text.tokens or 0,
+        vocab_size=config.vocab_size,
+        sft_steps=works[-1].steps if works[-1].stage == "sft" else 0,
+    )
+    refuse_disk(disk, free_disk(recipe.run_folder))
+    for work in works:
+        refuse_memory(least_memory(expected_memory(config, work, None)), work)
+    trials: dict[str, Trial] = {}
+    for work in works if measure else ():
+        trials[work.stage] = _shared_trial(config, work, works, trials)
+    memories = [expected_memory(config, work, trials.get(work.stage)) for work in works]
+    for work, memory in zip(works, memories, strict=True):
+        refuse_memory(memory, work)
+    return Plan(
+        name=recipe.name,
+        machine=describe_machine().line(),
+        model={"preset": recipe.model.preset, **asdict(config)},
+        parameters=parameters_by_part(config),
+        text=text,
+        tokens=works[0].tokens,
+        flops=sum(work.flops for work in works),
+        stages=stage_plans(recipe, config, text, works, trials),
+        memory=max(memories, key=lambda memory: memory.total),
+        disk=disk,
+        memory_limit=memory_limit(),
+        free_disk=free_disk(recipe.run_folder),
+        how=_how(trials.get("pretrain")),
+        notes=tuple(_notes(text, works[0], config)),
+    )
+
+
+def _shared_trial(config: ModelConfig, work: TrainingWork, works: list[TrainingWork], done: dict[str, Trial]) -> Trial:
+    """A trial of this stage, or an earlier one's when that had the same shape and the trainer would choose the same."""
+    rows = rows_to_try(config, work, free_memory())
+    for earlier in works:
+        trial = done.get(earlier.stage)
+        same = earlier.wishes == work.wishes and earlier.compiles == work.compiles
+        if trial is not None and same and (trial.rows, trial.length) == (rows, work.length):
+            return trial
+    return try_updates(config, rows=rows, length=work.length, wishes=work.wishes, flops=work.flops)
+
+
+def _how(trial: Trial | None) -> str | None:
+    if trial is None:
+        return None
+    choices = trial.choices
+    compiled = ", compiled" if choices["compile"] else ""
+    return f"{choices['device']}, {choices['dtype']}{compiled}, {choices['threads']} threads"
+
+
+def _notes(text: Text, pretrain: TrainingWork, config: ModelConfig) -> list[str]:
+    """Sentences about what is estimated, and about too little or too much text."""
+    notes = []
+    if text.tokens is None:
+        notes.append("a Hub data set's size is not known here, so tokens, disk and the time to prepare leave it out")
+    elif not text.exact:
+        notes.append(
+            f"tokens of the corpus are estimated from its size at {text.bytes_per_token:.2f} bytes a token; after "
+            "`modicum prepare` they are exact"
+        )
+    for name, epochs in text.epochs.items():
+        if epochs > text.max_epochs[name]:
+            notes.append(
+                f"source {name} would be read about {epochs:.1f} times, and its max_epochs is "
+                f"{text.max_epochs[name]:g}: the run would refuse; fewer steps, more text, or a higher max_epochs"
+            )
+    ratio = pretrain.tokens / config.parameter_count()
+    if ratio < OPTIMAL_TOKENS_PER_PARAMETER / 4:
+        notes.append(
+            f"{three_figures(ratio)} tokens a parameter are few beside the {OPTIMAL_TOKENS_PER_PARAMETER} of Hoffmann "
+            "et al. 2022: a smaller model would learn more from the same compute"
+        )
+    return notes

@@ -1,0 +1,79 @@
+"""The training stages of a recipe as amounts of work: updates, tokens, FLOPs, looks at held-out text, saves."""
+
+from dataclasses import dataclass
+
+from modicum.model import ModelConfig
+from modicum.recipe import Recipe, TrainSettings
+from modicum.road.sizes import training_flops_per_token
+from modicum.road.text import Text
+from modicum.train import Wishes
+from modicum.train.machine import COMPILE_PAYS_FLOPS
+
+
+@dataclass(frozen=True)
+class TrainingWork:
+    """One training stage. rows: of a micro-batch; length: tokens of a row; tokens: places in all updates together.
+
+    heldout_tokens: read by all looks at held-out text together; saves: checkpoints written.
+    """
+
+    stage: str
+    steps: int
+    batch_size: int
+    rows: int
+    length: int
+    flops_per_token: int
+    heldout_tokens: int
+    saves: int
+    wishes: Wishes
+
+    @property
+    def tokens(self) -> int:
+        return self.steps * self.batch_size * self.length
+
+    @property
+    def flops(self) -> float:
+        return float(self.tokens) * self.flops_per_token
+
+    @property
+    def micro_batches(self) -> int:
+        """In one update."""
+        return self.batch_size // self.rows
+
+    @property
+    def compiles(self) -> bool:
+        """Whether the trainer will find that compiling pays, where it is left to it."""
+        return self.flops >= COMPILE_PAYS_FLOPS
+
+
+def training_works(recipe: Recipe, config: ModelConfig, text: Text) -> list[TrainingWork]:
+    """Pretraining, and fine-tuning where the recipe has it, whose number of updates follows from the conversations."""
+    works = [_work("pretrain", recipe.pretrain, recipe.pretrain.steps, recipe.pretrain.evaluate_tokens, config)]
+    if recipe.sft is not None and text.talk is not None:
+        steps = max(1, round(recipe.sft.epochs * text.talk.rows / recipe.sft.batch_size))
+        share = recipe.sft.heldout_fraction
+        heldout = round(text.talk.tokens * share / (1 - share))
+        works.append(_work("sft", recipe.sft, steps, heldout, config))
+    return works
+
+
+def _work(stage: str, settings: TrainSettings, steps: int, heldout: int, config: ModelConfig) -> TrainingWork:
+    looks = -(-steps // settings.evaluate_every_steps)
+    return TrainingWork(
+        stage=stage,
+        steps=steps,
+        batch_size=settings.batch_size,
+        rows=settings.micro_batch_size or settings.batch_size,
+        length=settings.sequence_length,
+        flops_per_token=training_flops_per_token(config, settings.sequence_length),
+        heldout_tokens=looks * heldout,
+        # a checkpoint is written at its interval and at every look that was the best so far; most looks are
+        saves=max(looks, -(-steps // settings.checkpoint_every_steps)),
+        wishes=Wishes(
+            device=settings.device,
+            dtype=settings.dtype,
+            compile=settings.compile,
+            threads=settings.threads,
+            activation_checkpointing=settings.activation_checkpointing,
+        ),
+    )

@@ -1,0 +1,233 @@
+"""The plan: exact where it is arithmetic, honest where it is estimated, refusing what cannot fit."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from modicum.model import ModelConfig
+from modicum.recipe import load_recipe
+from modicum.road import plan as room
+from modicum.road.context import Road
+from modicum.road.disk import checkpoints_kept, disk_of
+from modicum.road.fits import refuse_memory
+from modicum.road.memory import expected_memory, rows_to_try
+from modicum.road.plan import plan
+from modicum.road.planning import keep_plan
+from modicum.road.stages import run
+from modicum.road.timing import training_plan
+from modicum.road.trial import Trial, synthetic_batch, try_updates
+from modicum.road.works import training_works
+from modicum.store import UserError
+from modicum.train import Wishes
+
+CONFIG = ModelConfig(vocab_size=512, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)
+
+
+def trial(**changes):
+    found = Trial(
+        rows=4,
+        length=128,
+        choices={"device": "cpu", "dtype": "float32", "compile": False, "threads": 2},
+        program_bytes=300_000_000,
+        peak_bytes=900_000_000,
+        device_bytes=0,
+        first_seconds=9.0,
+        update_seconds=2.0,
+        forward_seconds=0.5,
+        score_seconds=0.001,
+        decode_seconds=0.01,
+    )
+    return replace(found, **changes)
+
+
+@pytest.fixture
+def recipe(tiny):
+    return load_recipe(tiny(pretrain={"steps": 100, "evaluate_every_steps": 50, "evaluate_tokens": 1024}))
+
+
+def test_a_plan_without_measuring_knows_sizes_and_no_times(recipe):
+    found = plan(recipe, measure=False)
+    assert found.parameters.total == ModelConfig.from_settings(recipe.model, 512).parameter_count()
+    assert found.tokens == 100 * 4 * 128
+    assert found.seconds is None
+    assert [stage.name for stage in found.stages] == [
+        "corpus",
+        "tokenizer",
+        "shards",
+        "pretrain",
+        "sft",
+        "evaluate",
+        "report",
+    ]
+    assert not found.text.exact
+    assert any("estimated" in note for note in found.notes)
+    assert json.loads(json.dumps(found.to_dict()))["parameters"]["total"] == found.parameters.total
+
+
+def test_updates_of_fine_tuning_follow_from_the_conversations(recipe):
+    found = plan(recipe, measure=False)
+    road = run(recipe, until="shards")
+    after = plan(recipe, measure=False)
+    assert after.text.exact
+    index = json.loads((road.folder("shards") / "train" / "index.json").read_text())
+    assert after.text.tokens == sum(source["tokens"] for source in index["sources"].values())
+    assert found.text.tokens == pytest.approx(after.text.tokens, rel=0.35)
+    run(load_recipe(recipe_path(recipe)), until="sft")
+    state = json.loads((road.run.checkpoints("sft") / "last" / "training" / "state.json").read_text())
+    planned = next(stage for stage in after.stages if stage.name == "sft")
+    assert planned.steps == pytest.approx(state["step"], abs=1)
+
+
+def recipe_path(recipe):
+    return recipe.output.parent / "recipe.yaml"
+
+
+def test_a_stages_time_is_its_updates_looks_saves_and_one_compilation(recipe):
+    work = training_works(recipe, CONFIG, plan(recipe, measure=False).text)[0]
+    found = training_plan(CONFIG, work, trial())
+    looks = 2 * 1024 / (4 * 128) * 0.5
+    saves = 50 * CONFIG.parameter_count() * 12 / 150e6
+    assert found.seconds == pytest.approx(100 * 2.0 + looks + saves + 7.0)
+    assert found.tokens_per_second == 4 * 128 / 2.0
+    halved = training_plan(CONFIG, work, trial(rows=2, update_seconds=1.0, first_seconds=8.0))
+    assert halved.seconds == pytest.approx(found.seconds + looks)
+
+
+def test_a_smaller_trial_is_scaled_up_in_what_grows_with_rows(recipe):
+    work = training_works(recipe, CONFIG, plan(recipe, measure=False).text)[0]
+    whole, half = expected_memory(CONFIG, work, trial()), expected_memory(CONFIG, work, trial(rows=2))
+    assert whole.total == 900_000_000
+    assert whole.measured
+    assert half.activations == 2 * whole.activations
+    assert (half.program, half.weights, half.logits) == (whole.program, whole.weights, whole.logits)
+
+
+def test_memory_on_a_gpu_is_the_gpus(recipe):
+    work = training_works(recipe, CONFIG, plan(recipe, measure=False).text)[0]
+    memory = expected_memory(CONFIG, work, trial(device_bytes=500_000_000))
+    assert (memory.program, memory.total) == (0, 500_000_000)
+
+
+def test_a_trial_leaves_half_of_the_free_memory_alone(recipe):
+    work = replace(training_works(recipe, CONFIG, plan(recipe, measure=False).text)[0], rows=64, batch_size=64)
+    assert rows_to_try(CONFIG, work, 10**12) == 64
+    total = expected_memory(CONFIG, work, None).total
+    assert rows_to_try(CONFIG, work, 2 * total) == 64
+    assert rows_to_try(CONFIG, work, 2 * total - 10) == 32
+    assert rows_to_try(CONFIG, work, 0) == 1
+
+
+def test_activation_checkpointing_and_short_rows_need_less(recipe):
+    work = training_works(recipe, CONFIG, plan(recipe, measure=False).text)[0]
+    saved = replace(work, wishes=replace(work.wishes, activation_checkpointing=True))
+    short = replace(work, length=work.length // 2)
+    totals = [expected_memory(CONFIG, one, None).activations for one in (work, saved, short)]
+    assert totals[1] < totals[0]
+    assert totals[2] < totals[0] / 2
+
+
+def test_a_run_that_cannot_fit_into_memory_is_refused_with_mends(recipe, monkeypatch):
+    monkeypatch.setattr("modicum.road.fits.memory_limit", lambda: 10**8)
+    with pytest.raises(UserError, match="pretrain needs about .* of memory, and this machine has 100 MB"):
+        plan(recipe, measure=False)
+
+
+def test_the_mends_are_those_that_help(recipe, monkeypatch):
+    monkeypatch.setattr("modicum.road.fits.memory_limit", lambda: 2 * 10**9)
+    work = training_works(recipe, CONFIG, plan(recipe, measure=False).text)[0]
+    with pytest.raises(UserError) as told:
+        refuse_memory(expected_memory(CONFIG, work, trial(peak_bytes=3 * 10**9)), work)
+    for mend in ("micro_batch_size below 4", "sequence_length below 128", "activation_checkpointing: true"):
+        assert f"pretrain.{mend}" in str(told.value)
+    single = replace(work, rows=1, wishes=replace(work.wishes, activation_checkpointing=True))
+    with pytest.raises(UserError) as told:
+        refuse_memory(expected_memory(CONFIG, single, trial(rows=1, peak_bytes=3 * 10**9)), single)
+    assert "micro_batch_size" not in str(told.value)
+    assert "activation_checkpointing" not in str(told.value)
+
+
+def test_a_run_that_cannot_fit_on_the_disk_is_refused_with_mends(recipe, monkeypatch):
+    monkeypatch.setattr(room, "free_disk", lambda _: 1000)
+    with pytest.raises(UserError, match="keep_last"):
+        plan(recipe, measure=False)
+
+
+def test_disk_counts_the_checkpoints_that_retention_keeps(recipe):
+    settings = recipe.pretrain.model_copy(update={"checkpoint_every_steps": 10, "keep_last": 2})
+    assert checkpoints_kept(settings, 100) == 3
+    assert checkpoints_kept(settings, 10) == 1
+    every = settings.model_copy(update={"keep_every_steps": 25})
+    assert checkpoints_kept(every, 100) == 7
+    sizes = {"parameters": 1000, "text_bytes": 0, "sft_steps": 4, "vocab_size": 512}
+    kept = checkpoints_kept(recipe.pretrain, 100) + checkpoints_kept(recipe.sft, 4)
+    assert disk_of(recipe, tokens=0, **sizes).checkpoints == (kept + 1) * 12_000
+    assert disk_of(recipe, tokens=10, **sizes).shards == 20
+    assert disk_of(recipe, tokens=10, **{**sizes, "vocab_size": 70_000}).shards == 40
+
+
+def test_a_source_that_would_be_read_too_often_is_told_beforehand(tiny):
+    found = plan(load_recipe(tiny(pretrain={"steps": 5000})), measure=False)
+    assert any("max_epochs is 4" in note and "source text" in note for note in found.notes)
+
+
+def test_the_trials_masks_are_those_of_packed_text():
+    batch = synthetic_batch(CONFIG, rows=2, length=10)
+    assert batch.documents[0].tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+    assert batch.positions[1].tolist() == [0, 1] * 5
+    assert not batch.supervised[:, 0].any()
+    assert batch.supervised[:, 1:].all()
+
+
+def test_a_trial_measures_real_updates_in_a_process_of_its_own():
+    wishes = Wishes(device="cpu", dtype="float32", compile="off", threads=1)
+    found = try_updates(CONFIG, rows=2, length=64, wishes=wishes, flops=0.0)
+    assert (found.rows, found.length, found.choices["dtype"]) == (2, 64, "float32")
+    assert found.peak_bytes >= found.program_bytes > 50_000_000
+    assert 0 < found.update_seconds < 60
+    assert found.score_seconds > 0
+    assert found.decode_seconds > 0
+
+
+def test_a_trial_that_the_user_can_mend_says_how():
+    with pytest.raises(UserError, match="device cuda"):
+        try_updates(CONFIG, rows=1, length=8, wishes=Wishes(device="cuda", compile="off"), flops=0.0)
+
+
+def test_a_trial_that_is_killed_is_told_as_too_little_memory(monkeypatch):
+    class Killed:
+        returncode = -9
+
+    monkeypatch.setattr("modicum.road.trial.subprocess.run", lambda *_, **__: Killed())
+    with pytest.raises(UserError, match="killed .signal 9.*micro_batch_size"):
+        try_updates(CONFIG, rows=1, length=8, wishes=Wishes(), flops=0.0)
+
+
+def test_equal_stages_share_one_trial_and_others_do_not(recipe, monkeypatch):
+    asked = []
+
+    def counted(config, *, rows, length, wishes, flops):  # noqa: ARG001
+        asked.append((rows, length))
+        return trial(rows=rows, length=length)
+
+    monkeypatch.setattr(room, "try_updates", counted)
+    plan(recipe)
+    assert asked == [(4, 128), (4, 256)]
+    asked.clear()
+    same = recipe.sft.model_copy(update={"sequence_length": 128})
+    found = plan(recipe.model_copy(update={"sft": same}))
+    assert asked == [(4, 128)]
+    assert found.seconds == pytest.approx(sum(stage.seconds for stage in found.stages))
+    assert found.to_dict()["seconds"]["whole run"] == found.seconds
+
+
+def test_a_run_keeps_its_plan_from_before_its_first_update(recipe):
+    road = Road(recipe)
+    road.run.path.mkdir(parents=True)
+    keep_plan(road)
+    kept = json.loads((road.run.path / "plan.json").read_text())
+    assert kept["tokens"] == 100 * 4 * 128
+    (road.run.path / "plan.json").unlink()
+    (road.run.checkpoints("pretrain") / "last").mkdir(parents=True)
+    keep_plan(road)
+    assert not (road.run.path / "plan.json").exists(), "what is already under way is not planned again"
