@@ -1,5 +1,6 @@
 import hashlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,8 +9,15 @@ from torch._dynamo.testing import CompileCounter
 from modicum.model import Decoder
 
 
+@pytest.fixture(scope="module")
+def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("compiled")
+
+
 @pytest.fixture(autouse=True)
-def _own_compiler_state() -> Iterator[None]:
+def _own_compiler(cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A cache of compiled code of our own: in the shared one a killed process may have left half a library."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(cache_folder))
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
@@ -54,22 +62,22 @@ def test_all_layers_share_one_compiled_graph(tiny, lively, some_ids):
         torch.testing.assert_close(ours, theirs)
 
 
-def test_compiled_layers_give_the_gradients_of_plain_ones(tiny, lively, some_ids):
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_compiled_layers_give_the_gradients_of_plain_ones(tiny, lively, some_ids, checkpointed):
     model, plain, ids = lively(tiny(qk_norm=True)), lively(tiny(qk_norm=True)), some_ids(2, 150)
     names = list(model.state_dict())
+    model.activation_checkpointing = checkpointed
     for layer in model.model.layers:
-        layer.compile(fullgraph=True)
+        layer.compile(fullgraph=True, backend="aot_eager")
     assert list(model.state_dict()) == names  # no prefix of the compiler's
-    for checkpointed in (False, True):
-        model.activation_checkpointing = checkpointed
-        compiled = gradients(model, model.hidden, ids)
-        for ours, theirs in zip(compiled, gradients(plain, plain.hidden, ids), strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5)
+    compiled = gradients(model, model.hidden, ids)
+    for ours, theirs in zip(compiled, gradients(plain, plain.hidden, ids), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.slow
-def test_equal_compiled_backward_passes_on_two_threads_give_equal_bits(tiny, some_ids):
-    model = Decoder(tiny(vocab_size=64, qk_norm=True, hidden_size=96))
+def test_equal_backward_passes_in_machine_code_on_two_threads_give_equal_bits(tiny, some_ids):
+    model, plain = (Decoder(tiny(vocab_size=64, qk_norm=True, hidden_size=96)) for _ in range(2))
     for layer in model.model.layers:
         layer.compile(fullgraph=True)
     ids = some_ids(2, 512, vocab=64)  # few ids, many places: every embedding row is added to often
@@ -84,3 +92,5 @@ def test_equal_compiled_backward_passes_on_two_threads_give_equal_bits(tiny, som
     finally:
         torch.set_num_threads(threads)
     assert len(seen) == 1
+    for ours, theirs in zip(grads, gradients(plain, plain.hidden, ids), strict=True):
+        assert (ours - theirs).norm() < 0.03 * theirs.norm()

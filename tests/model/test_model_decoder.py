@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from modicum.model import Decoder, ModelConfig
+from modicum.model import Decoder, KVCache, ModelConfig
 from modicum.recipe import ModelSettings
 from modicum.store import UserError
 
@@ -114,23 +114,36 @@ def test_no_token_sees_a_later_one(tiny, lively, some_ids, impl):
         assert grad[0, : at + 1].ne(0).any(-1).all()
 
 
-def test_training_picks_blocks_on_a_cpu_and_they_train_as_the_kernel_does(tiny, lively, some_ids):
+def test_blocks_train_as_the_kernel_does(tiny, lively, some_ids):
     model, ids = lively(tiny()).train(), some_ids(2, 200)
     outcomes = []
-    for impl in ("auto", "blocks", "sdpa"):
+    for impl in ("blocks", "sdpa"):
         model.attention_impl = impl
         model.zero_grad()
         model(ids).square().mean().backward()
         outcomes.append([weight.grad.clone() for weight in model.parameters()])
-    for auto, blocks, sdpa in zip(*outcomes, strict=True):
-        assert torch.equal(auto, blocks)
+    for blocks, sdpa in zip(*outcomes, strict=True):
         torch.testing.assert_close(blocks, sdpa, rtol=1e-3, atol=1e-5)
-    model.attention_impl = "auto"
-    kernel = model._implementation
-    assert kernel(torch.zeros(1, 128, 1), None, False) == "sdpa"
-    assert kernel(torch.zeros(1, 129, 1), None, False) == "blocks"
+
+
+def test_blocks_are_picked_where_they_pay(tiny):
+    def picked(model: Decoder, tokens: int, cache: KVCache | None = None) -> str:
+        return model._implementation(torch.zeros(1, tokens, 1), cache, False)
+
+    model = Decoder(tiny())
+    assert picked(model, 200) == "sdpa"
+    for layer in model.model.layers:
+        layer.compile(backend="eager")
+    assert picked(model, 200) == "blocks"
+    assert picked(model, 128) == "sdpa"
+    assert picked(model, 200, KVCache(model.config, 1, 200)) == "sdpa"
     with torch.no_grad():
-        assert kernel(torch.zeros(1, 129, 1), None, False) == "sdpa"
+        assert picked(model, 200) == "sdpa"
+    model.attention_impl = "sdpa"
+    assert picked(model, 200) == "sdpa"
+    dropping = Decoder(tiny(attention_dropout=0.1)).train()
+    dropping.attention_impl = "blocks"
+    assert picked(dropping, 200) == "sdpa"
 
 
 def test_checkpointed_activations_change_no_gradient(tiny, lively, some_ids):
