@@ -129,7 +129,7 @@ def test_activation_checkpointing_and_short_rows_need_less(recipe):
 
 def test_a_run_that_cannot_fit_into_memory_is_refused_with_mends(recipe, monkeypatch):
     monkeypatch.setattr("modicum.road.fits.memory_limit", lambda: 10**8)
-    with pytest.raises(UserError, match="pretrain needs about .* of memory, and this machine has 100 MB"):
+    with pytest.raises(UserError, match=r"pretrain needs about .* of memory, and this machine has 100 MB"):
         plan(recipe, measure=False)
 
 
@@ -199,7 +199,7 @@ def test_a_trial_that_is_killed_is_told_as_too_little_memory(monkeypatch):
         returncode = -9
 
     monkeypatch.setattr("modicum.road.trial.subprocess.run", lambda *_, **__: Killed())
-    with pytest.raises(UserError, match="killed .signal 9.*micro_batch_size"):
+    with pytest.raises(UserError, match=r"killed .signal 9.*micro_batch_size"):
         try_updates(CONFIG, rows=1, length=8, wishes=Wishes(), flops=0.0)
 
 

@@ -10,8 +10,8 @@ from modicum.road.text import Text
 from modicum.road.trial import Trial
 from modicum.road.works import TrainingWork
 
-# Seconds a megabyte of text on one core of a 2024 server: filters and deduplication, BPE training, encoding.
-_CORPUS, _TOKENIZER, _SHARDS = 0.5, 0.3, 0.45
+# Seconds a megabyte of text on two cores of a 2024 server: filters and deduplication, BPE training, encoding.
+_CORPUS, _TOKENIZER, _SHARDS = 0.45, 0.18, 0.18
 _SAVE_BYTES_A_SECOND = 150e6  # written, hashed and flushed
 _STARTING = 5.0  # loading what a stage needs; plots of the report
 _CHECKPOINT_BYTES = 12  # a parameter

@@ -180,4 +180,4 @@ def plan_view(plan: Mapping[str, Any] | None, measured: Mapping[str, Any]) -> di
                     "off": f"{(said / used - 1) * 100:+.0f} %" if said and used else None,
                 }
             )
-    return {"rows": rows, "sentence": ""}
+    return {"rows": rows, "how": plan["how"]}
