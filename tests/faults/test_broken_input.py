@@ -122,7 +122,7 @@ def test_a_full_disk_is_told_and_leaves_no_half_written_stage(tiny, tmp_path, si
         assert answer.returncode == 2, answer.stderr
         assert "Traceback" not in answer.stderr
         assert any(
-            "space" in line or "full" in line for line in answer.stderr.splitlines() if line.startswith("error: ")
+            "space" in line or "disk" in line for line in answer.stderr.splitlines() if line.startswith("error: ")
         )
         _, partial = leftovers(disk / "tiny")
         assert not partial

@@ -11,8 +11,8 @@ import modicum
 
 ROOT = Path(modicum.__file__).parent
 ROOMS = [
-    "cli", "bench", "doctor", "road", "serve", "exchange", "quantize", "tune", "train", "evaluate", "generate",
-    "dialects", "checkpoint", "model", "data", "tokenizer", "corpus", "recipe", "store",
+    "cli", "doctor", "road", "tune", "train", "evaluate", "generate",
+    "checkpoint", "model", "data", "tokenizer", "corpus", "recipe", "store",
 ]  # fmt: skip
 FILES = sorted(path for path in ROOT.rglob("*.py") if path.parent != ROOT)
 
@@ -37,7 +37,9 @@ def test_a_room_imports_only_from_rooms_below_it(path):
 
 def test_every_folder_is_a_room_of_the_list():
     folders = {path.name for path in ROOT.iterdir() if path.is_dir() and path.name != "__pycache__"}
-    assert folders <= set(ROOMS)
+    assert folders == set(ROOMS)
+    page = (ROOT.parents[1] / "ARCHITECTURE.md").read_text("utf-8")
+    assert [name for name in ROOMS if f"`{name}/`" not in page] == []
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -48,10 +50,13 @@ def test_the_parity_oracle_is_never_imported_by_the_program(path):
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_nothing_in_the_program_reads_a_pickle(path):
     text = path.read_text("utf-8")
-    for forbidden in ("import pickle", "torch.load(", "torch.save(", "allow_pickle=True", "yaml.load(text)"):
+    for forbidden in ("import pickle", "torch.load(", "torch.save(", "allow_pickle=True"):
         assert forbidden not in text
 
 
 def test_the_command_line_answers_help_without_loading_torch():
-    script = "import sys; import modicum.cli; sys.exit('torch' in sys.modules)"
+    script = (
+        "import importlib, sys; from modicum.cli.app import VERBS;"
+        "[importlib.import_module(f'modicum.cli.{name}') for name in VERBS]; sys.exit('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

@@ -43,7 +43,9 @@ def test_paths_are_relative_to_the_recipe_and_not_to_the_working_directory(write
 
 
 def test_the_resolved_recipe_loads_as_an_equal_one(write, tmp_path):
-    recipe = load_recipe(write(MINIMAL + "sft: {epochs: 1.5}\nmodel: {preset: nano, rope_theta: 5e4}\n"))
+    recipe = load_recipe(
+        write(MINIMAL + "sft: {data: [text.txt], epochs: 1.5}\nmodel: {preset: nano, rope_theta: 5e4}\n")
+    )
     again = tmp_path / "resolved.yaml"
     again.write_text(resolved_yaml(recipe))
     assert load_recipe(again) == recipe
@@ -98,6 +100,8 @@ def test_a_sequence_longer_than_the_positions_is_refused_also_when_all_else_is_r
         ("pretrain: {learning_rate: .inf}", "learning_rate"),
         ("pretrain: {steps: '100'}", "valid integer"),
         ("seed: -1", "seed"),
+        ("sft: {epochs: 1}", "sft.data: missing"),
+        ("sft: {data: []}", "sft.data"),
         ("corpus: {sources: []}", "corpus.sources"),
         ("corpus: {sources: [{name: s}]}", "exactly one of path"),
         ("corpus: {sources: [{name: s, path: text.txt}, {name: s, path: text.txt}]}", "names must differ"),
@@ -144,7 +148,10 @@ def test_words_that_old_yaml_takes_for_booleans_stay_words(write):
 
 def test_an_override_reaches_any_depth(write):
     path = write(MINIMAL)
-    recipe = load_recipe(path, ["pretrain.steps=7", "model.preset=nano", "corpus.sources.0.weight=2", "sft.epochs=1e0"])
+    recipe = load_recipe(
+        path,
+        ["pretrain.steps=7", "model.preset=nano", "corpus.sources.0.weight=2", "sft.data=[text.txt]", "sft.epochs=1e0"],
+    )
     assert recipe.pretrain.steps == 7
     assert recipe.model.hidden_size == 128
     assert recipe.corpus.sources[0].weight == 2

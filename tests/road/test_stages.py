@@ -1,8 +1,12 @@
 import json
+import os
+import shutil
 
 import pytest
 
 from modicum.recipe import load_recipe
+from modicum.road.context import Road
+from modicum.road.measure import evaluate_inputs
 from modicum.road.stages import STAGES, run
 from modicum.road.summary import summary
 from modicum.store import UserError
@@ -129,3 +133,58 @@ def test_every_stage_draws_other_numbers(tiny):
     road, _ = walk(tiny(sft=None), until="corpus")
     seeds = {road.seed(name) for name in [*NAMES, "model", "conversations"]}
     assert len(seeds) == len(NAMES) + 2
+
+
+def test_a_link_that_a_kill_left_behind_is_moved_to_the_newest_checkpoint(tiny):
+    path = tiny(sft=None)
+    road, _ = walk(path, until="pretrain")
+    last = road.run.checkpoints("pretrain") / "last"
+    # as after a kill between the last checkpoint's rename and the move of the link
+    last.unlink()
+    last.symlink_to("step-00000002")
+    (road.folder("pretrain") / "manifest.json").unlink()
+    walk(path, until="pretrain")
+    assert last.readlink().name == "step-00000004"
+
+
+@pytest.mark.parametrize("gone", ["corpus/text", "tokenizer/files", "shards/heldout"])
+def test_a_finished_stage_whose_results_are_gone_is_done_again(tiny, gone):
+    path = tiny(sft=None)
+    road, _ = walk(path, until="shards")
+    shutil.rmtree(road.run.path / gone)
+    _, notes = walk(path, until="shards")
+    assert gone.split("/")[0] in notes.stages
+    assert (road.run.path / gone).exists()
+
+
+def test_what_is_measured_depends_on_the_conversations(tiny, tmp_path):
+    road, _ = walk(tiny(), until="sft")
+    before = evaluate_inputs(road)
+    with (tmp_path / "talk.jsonl").open("a") as file:
+        file.write("\n")
+    assert evaluate_inputs(Road(road.recipe)) != before
+
+
+def test_a_refused_recipe_does_not_take_the_place_of_the_runs_own(tiny):
+    path = tiny(sft=None)
+    road, _ = walk(path, until="pretrain")
+    before = road.run.recipe.read_text()
+    with pytest.raises(UserError):
+        walk(path, "pretrain.learning_rate=1e-4", until="pretrain")
+    assert road.run.recipe.read_text() == before
+
+
+def test_a_base_model_with_nothing_held_out_is_finished_too(tiny):
+    road, notes = walk(tiny(sft=None, corpus={"heldout_fraction": 0.0}))
+    assert notes.stages == ["corpus", "tokenizer", "shards", "pretrain", "evaluate", "report"]
+    assert "bits per byte" not in summary(road)
+
+
+def test_a_file_whose_name_is_no_text_is_read_like_any_other(tiny, tmp_path):
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    path = tiny(sft=None, corpus={"sources": [{"name": "text", "path": "texts"}]})
+    (folder / "plain.jsonl").write_bytes((tmp_path / "text.jsonl").read_bytes())
+    (folder / os.fsdecode(b"caf\xe9.txt")).write_text("A text whose file has a name that is not UTF-8. " * 5)
+    road, _ = walk(path, until="corpus")
+    assert (road.folder("corpus") / "text").exists()

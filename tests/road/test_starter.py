@@ -19,8 +19,11 @@ def test_the_starter_recipe_loads_where_it_was_written(tmp_path):
     assert load_recipe(tmp_path / "mine" / "recipe.yaml").corpus.sources[0].path.is_file()
 
 
-def test_an_empty_folder_is_taken_and_a_used_one_refused(tmp_path):
+def test_an_empty_folder_is_taken_and_a_used_one_refused(tmp_path, monkeypatch):
     (tmp_path / "empty").mkdir()
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert all(path.is_file() for path in write_starter(Path()))
     write_starter(tmp_path / "empty")
     with pytest.raises(UserError, match="not empty"):
         write_starter(tmp_path / "empty")

@@ -40,8 +40,13 @@ def test_bits_per_byte_before_and_after():
     assert bits_verdict(4.0, 4.1, None).startswith("Pretraining did not help")
 
 
+def nats(value):
+    return {"nats_per_token": value, "low": value - 0.1, "high": value + 0.1}
+
+
 def test_answers_that_ignore_their_prompt_are_called_that():
-    assert answer_verdict(3.0, 2.0, 2.5).endswith("it reads the prompt.")
-    assert "33.3 % lower" in answer_verdict(3.0, 2.0, 2.5)
-    assert answer_verdict(3.0, 2.0, 2.0).endswith("it does not read the prompt.")
-    assert "no lower than the base model’s" in answer_verdict(2.0, 2.1, 2.5)
+    assert answer_verdict(nats(3.0), nats(2.0), nats(2.5)).endswith("it reads the prompt.")
+    assert "33.3 % lower" in answer_verdict(nats(3.0), nats(2.0), nats(2.5))
+    assert answer_verdict(nats(3.0), nats(2.0), nats(2.15)).endswith("but their intervals overlap.")
+    assert answer_verdict(nats(3.0), nats(2.0), nats(2.0)).endswith("it does not read the prompt.")
+    assert "no lower than the base model’s" in answer_verdict(nats(2.0), nats(2.1), nats(2.5))

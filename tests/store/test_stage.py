@@ -2,7 +2,7 @@ import pytest
 
 from modicum.store import Stage
 
-HOW = {"code_version": "1", "seed": 0, "device": "cpu"}
+HOW = {"code_version": "1", "seed": 0, "device": lambda: "cpu"}
 
 
 def test_a_stage_is_finished_only_when_its_work_ended_well(tmp_path):

@@ -5,7 +5,7 @@ Saved atomically, hashed file by file, free of pickle. What the numbers mean is 
 
 from modicum.checkpoint.load import Checkpoint, load_checkpoint, newest
 from modicum.checkpoint.retention import best_of, mark_best, prune
-from modicum.checkpoint.save import TrainingState, save_checkpoint, step_folder
+from modicum.checkpoint.save import TrainingState, point, save_checkpoint, step_folder
 
 __all__ = [
     "Checkpoint",
@@ -14,6 +14,7 @@ __all__ = [
     "load_checkpoint",
     "mark_best",
     "newest",
+    "point",
     "prune",
     "save_checkpoint",
     "step_folder",

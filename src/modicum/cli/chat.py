@@ -56,7 +56,7 @@ def chat(
         elif command == "/system":
             session.system = rest.strip() or None
             session.reset()
-        elif command.startswith("/"):
+        elif command == "/help":
             print(HELP)
         elif line.strip():
             try:

@@ -3,7 +3,7 @@
 Figures only, as frozen dataclasses with `to_dict()`; drawing and writing them is left to the rooms above.
 """
 
-from modicum.evaluate.answers import AnswerLoss, answer_loss
+from modicum.evaluate.answers import AnswerLoss, answer_loss, last_exchange
 from modicum.evaluate.bits import BitsPerByte, HeldoutBits, bits_per_byte
 from modicum.evaluate.choice import ChoiceResult, multiple_choice
 from modicum.evaluate.quality import AnswerQuality, Sample, answer_quality
@@ -18,5 +18,6 @@ __all__ = [
     "answer_loss",
     "answer_quality",
     "bits_per_byte",
+    "last_exchange",
     "multiple_choice",
 ]

@@ -1,7 +1,7 @@
 """The sizes a recipe can name. Dimensions divide by 256 where the size allows (GGUF k-quants), head_dim is 64.
 
-`cyberslm` is the seed system's shape, 33,531,264 parameters with tied embeddings, kept to the number though its rows
-do not divide by 256: k-quants of it fall back to other types.
+`cyberslm` is the shape of an existing security model, 33,531,264 parameters with tied embeddings, kept to the number
+though its rows do not divide by 256: k-quants of it fall back to other types.
 """
 
 from typing import Any

@@ -230,7 +230,7 @@ class PretrainSettings(TrainSettings):
 class SftSettings(TrainSettings):
     """data: files of {"messages": [...]} lines. epochs counts passes over them."""
 
-    data: list[InputPath] = []
+    data: list[InputPath] = Field(min_length=1)
     heldout_fraction: float = Field(default=0.05, gt=0, lt=0.5)
     epochs: float = operating(2.0, gt=0)
     learning_rate: float = Field(default=1e-3, gt=0)

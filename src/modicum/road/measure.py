@@ -5,14 +5,14 @@ from typing import Any
 
 from modicum.checkpoint import Checkpoint, load_checkpoint
 from modicum.corpus import Choice, Conversation, read_choices, read_documents
-from modicum.evaluate import answer_loss, answer_quality, bits_per_byte, multiple_choice
+from modicum.evaluate import answer_loss, answer_quality, bits_per_byte, last_exchange, multiple_choice
 from modicum.generate import Generator, SamplingParams
 from modicum.model import Decoder
 from modicum.recipe import identity
 from modicum.road.context import Road
 from modicum.road.prepare import HELDOUT, corpus_folder
 from modicum.road.training import conversations, initial_model
-from modicum.store import UserError, hash_file, hash_json, write_json
+from modicum.store import hash_file, hash_json, write_json
 
 RESULTS = "results.json"
 _SAMPLES = 3
@@ -25,6 +25,8 @@ def evaluate_inputs(road: Road) -> dict[str, str]:
         inputs[f"evaluate.items.{number}"] = road.fingerprints.of(path)
     for name, path in _checkpoints(road).items():
         inputs[name] = hash_file(path / "manifest.json")
+    for number, path in enumerate(road.recipe.sft.data if road.recipe.sft is not None else []):
+        inputs[f"sft.data.{number}"] = road.fingerprints.of(path)
     inputs["heldout"] = hash_file(corpus_folder(road) / "manifest.json")
     return inputs
 
@@ -119,8 +121,9 @@ def _answers(road: Road, checkpoints: dict[str, Checkpoint]) -> dict[str, Any]:
     losses = {
         "base": answer_loss(checkpoints["base"].model(), chat.tokenizer, heldout, seed=seed),
         "chat": answer_loss(generator.model, chat.tokenizer, heldout, seed=seed),
-        "chat_shuffled": answer_loss(generator.model, chat.tokenizer, heldout, shuffle=True, seed=seed),
     }
+    if len({tuple(last_exchange(chat.tokenizer, conversation).prompt) for conversation in heldout}) > 1:
+        losses["chat_shuffled"] = answer_loss(generator.model, chat.tokenizer, heldout, shuffle=True, seed=seed)
     figures = ", ".join(f"{name.replace('_', ' ')} {loss.nats_per_token:.3f}" for name, loss in losses.items())
     road.listener.say(f"loss on held-out answers, nats a token: {figures}")
     answers = quality.to_dict()
@@ -154,6 +157,4 @@ def _continuations(road: Road, base: Checkpoint) -> list[dict[str, Any]]:
         )
         if len(samples) == _SAMPLES:
             break
-    if not samples:
-        raise UserError("corpus.heldout_fraction: no held-out document to go on from; hold more out")
     return samples

@@ -52,7 +52,7 @@ def make_corpus(road: Road) -> None:
 
 
 def _texts_to_avoid(road: Road) -> list[str]:
-    """Question and answers of every item that tests generalisation; a recall item asks for what the corpus says."""
+    """The question of every item that tests generalisation; a recall item asks for what the corpus says."""
     if not road.recipe.corpus.decontaminate_words:
         return []
     items = [item for path in road.recipe.evaluate.items for item in read_choices(path)]
@@ -63,7 +63,7 @@ def tokenizer_inputs(road: Road) -> dict[str, str]:
     settings, template = road.recipe.tokenizer, road.recipe.chat.template
     inputs = {"tokenizer": hash_json(identity(settings)), "vocab_size": str(_vocab_size(road))}
     if template is not None:
-        inputs["chat.template"] = hash_file(template)
+        inputs["chat.template"] = hash_json(_template_text(template))
     if settings.path is not None:
         inputs["tokenizer.path"] = road.fingerprints.of(settings.path)
     else:
@@ -74,7 +74,7 @@ def tokenizer_inputs(road: Road) -> dict[str, str]:
 
 def make_tokenizer(road: Road) -> None:
     settings, template = road.recipe.tokenizer, road.recipe.chat.template
-    text = None if template is None else template.read_text("utf-8")
+    text = None if template is None else _template_text(template)
     if settings.path is not None:
         tokenizer = load_tokenizer(settings.path, template=text, missing=settings.missing_special_tokens)
         road.listener.say(f"tokenizer: loaded {settings.path}, vocabulary {tokenizer.vocab_size:,}")
@@ -95,6 +95,15 @@ def make_tokenizer(road: Road) -> None:
             load_tokenizer(folder, template=text).save(folder)
         if sample is not None:
             write_json(folder / "sample.json", sample)
+
+
+def _template_text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except IsADirectoryError:
+        raise UserError(f"chat.template: {path} is a folder; name the Jinja file in it") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"chat.template: {path} is not UTF-8 text (byte {error.start})") from None
 
 
 def _vocab_size(road: Road) -> int:

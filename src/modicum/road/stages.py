@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from modicum import __version__
 from modicum.recipe import Recipe, resolved_yaml
@@ -15,11 +16,15 @@ from modicum.store import UserError, run_lock, write_text
 
 @dataclass(frozen=True)
 class RoadStage:
-    """inputs: what the stage depends on, as name to hash; work: does it. Both are given the road."""
+    """inputs: what the stage depends on, as name to hash; work: does it. Both are given the road.
+
+    outputs: files below the stage's folder without which it is not finished, whatever its manifest says.
+    """
 
     name: str
     inputs: Callable[[Road], dict[str, str]]
     work: Callable[[Road], None]
+    outputs: tuple[str, ...]
 
 
 def _pretrain(road: Road) -> None:
@@ -28,13 +33,13 @@ def _pretrain(road: Road) -> None:
 
 
 STAGES = (
-    RoadStage("corpus", prepare.corpus_inputs, prepare.make_corpus),
-    RoadStage("tokenizer", prepare.tokenizer_inputs, prepare.make_tokenizer),
-    RoadStage("shards", prepare.shards_inputs, prepare.make_shards),
-    RoadStage("pretrain", training.pretrain_inputs, _pretrain),
-    RoadStage("sft", training.sft_inputs, training.sft),
-    RoadStage("evaluate", measure.evaluate_inputs, measure.evaluate),
-    RoadStage("report", report_inputs, make_report),
+    RoadStage("corpus", prepare.corpus_inputs, prepare.make_corpus, ("text/manifest.json",)),
+    RoadStage("tokenizer", prepare.tokenizer_inputs, prepare.make_tokenizer, ("files/tokenizer.json",)),
+    RoadStage("shards", prepare.shards_inputs, prepare.make_shards, ("train/index.json", "heldout/index.json")),
+    RoadStage("pretrain", training.pretrain_inputs, _pretrain, ("checkpoints/last/manifest.json",)),
+    RoadStage("sft", training.sft_inputs, training.sft, ("checkpoints/last/manifest.json",)),
+    RoadStage("evaluate", measure.evaluate_inputs, measure.evaluate, (measure.RESULTS,)),
+    RoadStage("report", report_inputs, make_report, ("index.html", "report.json")),
 )
 
 
@@ -52,10 +57,14 @@ def run(
     with run_lock(road.run.path):
         if start is not None:
             _discard(road, start)
-        write_text(road.run.recipe, resolved_yaml(recipe))
+        if not road.run.recipe.exists():
+            write_text(road.run.recipe, resolved_yaml(recipe))
         done = 0
         for stage in stages:
+            if stage.name == "evaluate":  # here both training stages have accepted the recipe as theirs
+                write_text(road.run.recipe, resolved_yaml(recipe))
             done += _bring_up_to_date(road, stage)
+        write_text(road.run.recipe, resolved_yaml(recipe))
         if not done:
             road.listener.say(f"{road.run.path}: everything is up to date")
     return road
@@ -76,6 +85,8 @@ def _chosen(recipe: Recipe, until: str | None, start: str | None) -> list[RoadSt
 def _discard(road: Road, start: str) -> None:
     names = [stage.name for stage in STAGES]
     for name in names[names.index(start) :]:
+        # a stage that is half deleted must not look finished
+        (road.folder(name) / "manifest.json").unlink(missing_ok=True)
         if road.folder(name).exists():
             shutil.rmtree(road.folder(name))
 
@@ -86,10 +97,12 @@ def _bring_up_to_date(road: Road, stage: RoadStage) -> bool:
     road.fingerprints.save()
     record = road.run.stage(stage.name)
     changed = record.changed_inputs(inputs)
-    if changed == []:
+    missing = [name for name in stage.outputs if not (record.path / name).exists()]
+    if changed == [] and not missing:
         return False
     why = f" (changed: {', '.join(changed)})" if changed else ""
     road.listener.say(f"[{stage.name}]{why}")
-    with record.record(inputs, code_version=__version__, seed=road.seed(stage.name), device=training.device_name(road)):
+    device = partial(training.device_used, road, stage.name)
+    with record.record(inputs, code_version=__version__, seed=road.seed(stage.name), device=device):
         stage.work(road)
     return True

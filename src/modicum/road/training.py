@@ -1,5 +1,6 @@
 """The training stages: a recipe's values handed to the one loop, for pretraining and for fine-tuning."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from math import ceil
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from modicum.checkpoint import load_checkpoint
+from modicum.checkpoint.save import STATE
 from modicum.data import Batch, Loader, Shards, eval_windows, open_shards
 from modicum.model import Decoder, ModelConfig
 from modicum.recipe import SftSettings, TrainSettings, identity
@@ -140,9 +142,10 @@ def initial_model(road: Road, config: ModelConfig) -> Decoder:
     return model
 
 
-def device_name(road: Road) -> str:
-    """What the recipe asks for; what was taken stands in the checkpoints."""
-    return road.recipe.pretrain.device
+def device_used(road: Road, stage: str) -> str:
+    """The device that a training stage's last checkpoint was made on; the other stages work on the CPU."""
+    state = road.run.checkpoints(stage) / "last" / STATE
+    return str(json.loads(state.read_text("utf-8"))["choices"]["device"]) if state.exists() else "cpu"
 
 
 def _common(road: Road, stage: str, settings: TrainSettings, steps: int) -> dict[str, Any]:
@@ -203,6 +206,6 @@ def _base(road: Road) -> Path:
 
 def _sft_settings(road: Road) -> SftSettings:
     settings = road.recipe.sft
-    if settings is None or not settings.data:
-        raise UserError("sft.data: name at least one file of conversations, or leave the sft part out of the recipe")
+    if settings is None:
+        raise UserError("sft: the recipe has no such part, so there is nothing to tune on")
     return settings

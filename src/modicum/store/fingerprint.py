@@ -1,6 +1,7 @@
 """SHA-256 of large inputs, remembered by size and modification time, so that a look at an unchanged corpus is quick."""
 
 import json
+import os
 from pathlib import Path
 
 from modicum.store.atomic import write_json
@@ -21,7 +22,7 @@ class Fingerprints:
             self._known = {}  # no memory, or a damaged one: everything is read again
 
     def of(self, path: Path) -> str:
-        """SHA-256 of a file, or of the names and contents of every regular file below a folder."""
+        """SHA-256 of a file, or of the names and contents of the files below a folder."""
         return hash_tree(path, self._file)
 
     def save(self) -> None:
@@ -31,9 +32,10 @@ class Fingerprints:
 
     def _file(self, path: Path) -> str:
         status = path.stat()
-        known = self._known.get(str(path))
+        name = os.fsencode(path).decode("utf-8", "backslashreplace")  # a file's name need not be UTF-8
+        known = self._known.get(name)
         if known and known[:2] == [status.st_size, status.st_mtime_ns]:
             return str(known[2])
         digest = hash_file(path)
-        self._known[str(path)] = [status.st_size, status.st_mtime_ns, digest]
+        self._known[name] = [status.st_size, status.st_mtime_ns, digest]
         return digest

@@ -25,9 +25,15 @@ def hash_json(value: Any) -> str:
 def hash_tree(path: Path, hash_one: Callable[[Path], str] = hash_file) -> str:
     """SHA-256 of a file, or of the relative names and contents of every regular file below a folder.
 
-    Sockets, pipes and dangling links are left out: nothing can be read from them.
+    Hidden files, links, sockets and pipes are left out, as whoever reads a folder of text leaves them out.
     """
     if path.is_file():
         return hash_one(path)
-    files = sorted(file for file in path.rglob("*") if file.is_file())
+    files = sorted(
+        file
+        for file in path.rglob("*")
+        if file.is_file()
+        and not file.is_symlink()
+        and not any(part.startswith(".") for part in file.relative_to(path).parts)
+    )
     return hash_json({file.relative_to(path).as_posix(): hash_one(file) for file in files})

@@ -4,7 +4,7 @@ import json
 import resource
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -52,15 +52,20 @@ class Stage:
         return [name for name in names if inputs.get(name) != manifest.inputs.get(name)]
 
     @contextmanager
-    def record(self, inputs: Mapping[str, str], *, code_version: str, seed: int, device: str) -> Iterator[None]:
-        """Run the stage's work inside this block; the manifest is written when it ends well, and not otherwise."""
+    def record(
+        self, inputs: Mapping[str, str], *, code_version: str, seed: int, device: Callable[[], str]
+    ) -> Iterator[None]:
+        """Run the stage's work inside this block; the manifest is written when it ends well, and not otherwise.
+
+        device: asked when the work is done, for only then it is known.
+        """
         self.path.mkdir(parents=True, exist_ok=True)
         (self.path / "manifest.json").unlink(missing_ok=True)
         start = time.monotonic()
         yield
         wall = round(time.monotonic() - start, 3)
         manifest = StageManifest(
-            self.name, dict(inputs), code_version, seed, device, wall, peak_memory_bytes() // 10**6
+            self.name, dict(inputs), code_version, seed, device(), wall, peak_memory_bytes() // 10**6
         )
         write_json(self.path / "manifest.json", asdict(manifest))
 

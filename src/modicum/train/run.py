@@ -9,10 +9,12 @@ from typing import Any
 
 import torch
 
-from modicum.checkpoint import Checkpoint, TrainingState, mark_best, prune, save_checkpoint, step_folder
+from modicum.checkpoint import Checkpoint, TrainingState, mark_best, point, prune, save_checkpoint, step_folder
+from modicum.data import Batch
 from modicum.model import Decoder
 from modicum.store import peak_memory_bytes
 from modicum.tokenizer import Tokenizer
+from modicum.train.compiler import compile_errors, mend_cache
 from modicum.train.loss import SupervisedLoss
 from modicum.train.machine import Choices
 from modicum.train.metrics import MetricsFile
@@ -55,6 +57,7 @@ class Run:
         self.loss = SupervisedLoss(
             self.model, device=torch.device(choices.device), dtype=choices.torch_dtype, compiled=choices.compile
         )
+        self._compiled = False
         self.step = 0
         self.tokens = 0
         self.seconds = 0.0
@@ -90,14 +93,7 @@ class Run:
         batch = next(self.batches)
         waited = self.batches.wait_seconds - waited
         rate = self.schedule.rate(self.step, self.steps)
-        update = make_update(
-            self.loss,
-            self.optimizer,
-            batch,
-            micro_batch_size=self.micro_batch_size,
-            rate=rate,
-            clip_norm=self.adamw.clip_norm,
-        )
+        update = self._make_update(batch, rate)
         if not update.finite:
             raise refuse_offender(self.checkpoints.parent, batch, update, step=self.step + 1)
         self.step += 1
@@ -105,6 +101,35 @@ class Run:
         self.tokens += tokens
         self.window.add(update, tokens=tokens, seconds=time.monotonic() - start, waited=waited)
         self._tell(update, rate)
+
+    def _make_update(self, batch: Batch, rate: float) -> Update:
+        def once() -> Update:
+            return make_update(
+                self.loss,
+                self.optimizer,
+                batch,
+                micro_batch_size=self.micro_batch_size,
+                rate=rate,
+                clip_norm=self.adamw.clip_norm,
+            )
+
+        if self._compiled or not self.choices.compile:
+            return once()
+        # The first update is where code is made, from a cache in which a kill may have left a part of a library.
+        before = random_states(self.choices.device)
+        try:
+            update = once()
+        except compile_errors() as error:
+            if not mend_cache():
+                raise
+            self.say(
+                f"compiling failed ({type(error).__name__}); cleared what a kill may have left in the compiler's cache"
+            )
+            self.optimizer.zero_grad(set_to_none=True)
+            restore_random_states(before, self.choices.device, "memory")
+            update = once()
+        self._compiled = True
+        return update
 
     def _tell(self, update: Update, rate: float) -> None:
         spike = self.spikes.observe(update.loss, update.gradient_norm)
@@ -194,6 +219,8 @@ class Run:
         self.spikes.load_state_dict(state["spikes"])
         self.totals = state["totals"]
         self._restore_best(state["best"])
+        # a kill between a checkpoint's rename and this move leaves `last` on the one before
+        point(self.checkpoints / "last", checkpoint.path)
         self.say(f"going on after update {self.step} from {checkpoint.path}")
         if self.totals[-1][1] != self.steps:
             self.say(

@@ -119,10 +119,10 @@ def _lead(figures: Mapping[str, Any]) -> str:
 
 def _verdicts(figures: Mapping[str, Any]) -> dict[str, Any]:
     bits, answers = figures["headline"]["bits_per_byte"], figures["answers"]
-    loss = {name: figures["nats_per_token"] for name, figures in answers["loss"].items()} if answers else None
+    loss = answers["loss"] if answers else None
     verdicts = {
         "bits": bits_verdict(bits["untrained"], bits["base"], bits.get("chat")) if bits else None,
-        "answers": answer_verdict(loss["base"], loss["chat"], loss["chat_shuffled"]) if loss else None,
+        "answers": answer_verdict(loss["base"], loss["chat"], loss.get("chat_shuffled")) if loss else None,
     }
     choices = {model: choice_verdict(result) for model, result in (figures["choices"] or {}).items()}
     return {**verdicts, "choices": choices}

@@ -72,7 +72,7 @@ def answer_rows(answers: Mapping[str, Any] | None) -> list[tuple[str, str]] | No
         ("Different words of all words, different pairs of all pairs", _distinct(quality)),
         ("Loss on the reference answers, base model", _nats(loss["base"])),
         ("Loss on the reference answers, chat model", _nats(loss["chat"])),
-        ("The same after the prompts of others", _nats(loss["chat_shuffled"])),
+        *([("The same after the prompts of others", _nats(loss["chat_shuffled"]))] if "chat_shuffled" in loss else []),
     ]
 
 
@@ -165,19 +165,19 @@ def _plain(value: Any) -> str:
 
 
 def plan_view(plan: Mapping[str, Any] | None, measured: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What was planned beside what was used, in time and memory."""
+    """What was planned beside what was used, in time and memory, for what was measured."""
     if not plan:
         return None
     rows = []
     for key, name, unit in (("seconds", "time", words.duration), ("peak_memory_bytes", "memory", words.size)):
-        for stage in dict.fromkeys([*plan[key], *measured[key]]):
-            said, used = plan[key].get(stage), measured[key].get(stage)
+        for stage, used in measured[key].items():
+            said = plan[key].get(stage)
             rows.append(
                 {
                     "name": f"{stage}, {name}",
                     "planned": unit(said) if said else None,
-                    "measured": unit(used) if used else None,
-                    "off": f"{(said / used - 1) * 100:+.0f} %" if said and used else None,
+                    "measured": unit(used),
+                    "off": f"{(said / used - 1) * 100:+.0f} %".replace("-", "−") if said and used else None,
                 }
             )
     return {"rows": rows, "how": plan["how"]}

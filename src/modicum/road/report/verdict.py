@@ -14,7 +14,7 @@ def choice_verdict(result: Mapping[str, Any]) -> str:
         return f"Not distinguishable from chance ({percent(chance)}): the interval covers it."
     if high < chance:
         return f"Below chance ({percent(chance)}): worse than guessing, which ignorance alone does not explain."
-    rivals = {"answering the commonest place": result["majority"], "counting shared words": result["word_overlap"]}
+    rivals = {"giving the commonest answer": result["majority"], "counting shared words": result["word_overlap"]}
     name, best = max(rivals.items(), key=lambda rival: rival[1])
     if low > best:
         return f"Above chance ({percent(chance)}), and above both baselines."
@@ -34,14 +34,17 @@ def bits_verdict(untrained: float, base: float, chat: float | None) -> str:
     return f"{text}; tuning on conversations {way} {chat:.2f}."
 
 
-def answer_verdict(base: float, chat: float, shuffled: float) -> str:
-    """One sentence about the loss on held-out answers: base model, chat model, chat model under a stranger's prompt."""
-    lower = 1 - chat / base
+def answer_verdict(base: Mapping[str, Any], chat: Mapping[str, Any], shuffled: Mapping[str, Any]) -> str:
+    """One sentence about the loss on held-out answers: base model, chat model, chat model after prompts of others; each
+    with `nats_per_token` and its interval, `low` to `high`."""
+    lower = 1 - chat["nats_per_token"] / base["nats_per_token"]
     first = (
         f"On held-out answers its loss is {percent(lower)} lower than the base model’s"
         if lower > 0
         else "On held-out answers its loss is no lower than the base model’s"
     )
-    if chat < shuffled:
+    if chat["nats_per_token"] >= shuffled["nats_per_token"]:
+        return f"{first}; the true prompt helps no more than another’s, so it does not read the prompt."
+    if chat["high"] < shuffled["low"]:
         return f"{first}, and lower after the true prompt than after another’s: it reads the prompt."
-    return f"{first}; the true prompt helps no more than another’s, so it does not read the prompt."
+    return f"{first}, and lower after the true prompt than after another’s, but their intervals overlap."
