@@ -180,3 +180,10 @@ def test_a_base_model_alone_shows_how_it_goes_on(without_tuning):
     without_tuning["samples"] = [{"messages": messages, "reference": " night", "finish_reason": "stop"}]
     page = page_of(without_tuning)
     assert [term["text"] for term in page.all("dt")][-3:] == ["Given", "The model", "The document"]
+
+
+def test_one_document_has_no_interval(figures):
+    whole = page_of(figures).all("section", id="heldout")[0]["text"].count(" to ")
+    for result in figures["heldout"].values():
+        result["domains"]["novels"] = {**result["domains"]["novels"], "documents": 1}
+    assert page_of(figures).all("section", id="heldout")[0]["text"].count(" to ") == whole - 3

@@ -9,7 +9,8 @@ from modicum.road.works import TrainingWork
 from modicum.train.loss import chunk_rows
 
 # Python, torch and modicum as they are loaded, and what torch.compile's own modules add; resident bytes on Linux.
-_PROGRAM, _COMPILER = 300_000_000, 250_000_000
+_PROGRAM, _COMPILER = 300_000_000, 160_000_000
+_EARLIER = 100_000_000  # what earlier stages leave in the process's heap, in a run of the shipped corpus
 _TRY_SHARE = 0.5  # of the free memory: what a trial may be expected to take
 
 
@@ -41,13 +42,14 @@ def expected_memory(config: ModelConfig, work: TrainingWork, trial: Trial | None
     logits = logits_bytes(config, chunk_rows(config.vocab_size, work.rows * work.length), bytes_each=4)
     fixed = state.weights + state.gradients + state.optimizer + logits
     if trial is None:
-        program = _PROGRAM + _COMPILER * work.compiles
+        program = _PROGRAM + _COMPILER * work.compiles + _EARLIER
         activations = round(activation_bytes(config, work) * work.rows * work.length)
     else:
         on_device = trial.device_bytes > 0
         program = 0 if on_device else trial.program_bytes
         peak = trial.device_bytes if on_device else trial.peak_bytes
         activations = max(0, peak - program - fixed) * work.rows // trial.rows
+        program += 0 if on_device else _EARLIER
     return Memory(
         work.stage, program, state.weights, state.gradients, state.optimizer, logits, activations, trial is not None
     )

@@ -14,12 +14,14 @@ class Text:
     """What there is to train on. bytes and tokens: of all sources, once; None when a Hub data set hides its size.
 
     exact: counted in the run's shards; otherwise before cleaning, with tokens from `bytes_per_token`. epochs: how
-    often pretraining reads each source's tokens, and `max_epochs` how often it may. talk: the conversations, or None.
+    often pretraining reads each source's tokens, and `max_epochs` how often it may. heldout_tokens: None where bytes
+    is. talk: the conversations, or None.
     """
 
     vocab_size: int
     bytes: int | None
     tokens: int | None
+    heldout_tokens: int | None
     bytes_per_token: float
     exact: bool
     epochs: dict[str, float]
@@ -29,7 +31,7 @@ class Text:
 
 def text_of(recipe: Recipe) -> Text:
     """Look at the recipe's files. Raises UserError, as the run would, for those that cannot be read."""
-    shards = _shards(recipe)
+    shards, heldout = (_shards(recipe, split) for split in ("train", "heldout"))
     vocab_size = shards.vocab_size if shards else _vocab_size(recipe)
     if shards is not None:
         tokens = {name: source.tokens for name, source in shards.sources.items()}
@@ -47,6 +49,7 @@ def text_of(recipe: Recipe) -> Text:
         vocab_size=vocab_size,
         bytes=size,
         tokens=sum(tokens.values()) if complete else None,
+        heldout_tokens=_heldout(recipe, sum(tokens.values()), heldout) if complete else None,
         bytes_per_token=rate,
         exact=shards is not None,
         epochs=_epochs(recipe, tokens) if complete else {},
@@ -64,9 +67,14 @@ def _epochs(recipe: Recipe, tokens: dict[str, int]) -> dict[str, float]:
     return {name: weight * read / a_pass for name, weight in weights.items()} if a_pass else {}
 
 
-def _shards(recipe: Recipe) -> ShardsInfo | None:
-    """The index of the run's training shards when they are of this recipe's sources; else None."""
-    folder = recipe.run_folder / "shards" / "train"
+def _heldout(recipe: Recipe, tokens: int, shards: ShardsInfo | None) -> int:
+    share = recipe.corpus.heldout_fraction
+    return shards.tokens if shards is not None else round(tokens * share / (1 - share))
+
+
+def _shards(recipe: Recipe, split: str) -> ShardsInfo | None:
+    """The index of the run's shards when they are of this recipe's sources; else None."""
+    folder = recipe.run_folder / "shards" / split
     if not (folder / "index.json").exists():
         return None
     try:

@@ -76,9 +76,7 @@ def evaluate_seconds(recipe: Recipe, text: Text, trial: Trial) -> float:
     settings = recipe.evaluate
     tuned = text.talk is not None
     held = settings.heldout_tokens
-    if text.tokens is not None:
-        share = recipe.corpus.heldout_fraction
-        held = min(held, round(text.tokens * share / (1 - share)))
+    held = held if text.heldout_tokens is None else min(held, text.heldout_tokens)
     scored = held * (3 if tuned else 2)
     scored += sum(len(read_choices(path)) for path in settings.items) * 4 * _ITEM_TOKENS * (2 if tuned else 1)
     decoded = 0

@@ -48,7 +48,10 @@ class TrainingWork:
 
 def training_works(recipe: Recipe, config: ModelConfig, text: Text) -> list[TrainingWork]:
     """Pretraining, and fine-tuning where the recipe has it, whose number of updates follows from the conversations."""
-    works = [_work("pretrain", recipe.pretrain, recipe.pretrain.steps, recipe.pretrain.evaluate_tokens, config)]
+    settings = recipe.pretrain
+    heldout = settings.evaluate_tokens
+    heldout = heldout if text.heldout_tokens is None else min(heldout, text.heldout_tokens)
+    works = [_work("pretrain", settings, settings.steps, heldout, config)]
     if recipe.sft is not None and text.talk is not None:
         steps = max(1, round(recipe.sft.epochs * text.talk.rows / recipe.sft.batch_size))
         share = recipe.sft.heldout_fraction
