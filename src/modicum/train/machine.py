@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 
 from modicum.store import UserError
+from modicum.train.compiler import compiler_fault
 
 # A compiled step saves about a third of an eager one's time, and making it takes about 40 s on two cores, which do some
 # 200 GFLOP/s. Below this much arithmetic the run is over before that comes back.
@@ -78,7 +79,7 @@ def choose(wishes: Wishes, *, flops: float, earlier: Mapping[str, Any] | None, s
         device=device,
         dtype=dtype,
         compile=compiled,
-        threads=wishes.threads or torch.get_num_threads(),
+        threads=wishes.threads or before.get("threads") or torch.get_num_threads(),
         activation_checkpointing=wishes.activation_checkpointing,
         machine=_processor(device),
         torch_version=torch.__version__,
@@ -99,19 +100,6 @@ def has_fast_bfloat16(device: str) -> bool:
         return False
     flags = {word for line in _CPUINFO.read_text("utf-8", "replace").splitlines() for word in line.split()}
     return bool(flags & {"avx512_bf16", "amx_bf16", "bf16"})
-
-
-def compiler_fault(device: str) -> str | None:
-    """Why torch.compile cannot make code here, or None when a trial function went through the whole tool chain."""
-    # a trial finds what a search for the compiler's name does not: missing headers, a broken linker
-    trial = torch.compile(lambda x: x * 2 + 1, dynamic=False)
-    try:
-        trial(torch.ones(8, device=device))
-    except Exception as error:
-        # whatever a tool chain raises, its meaning is the same
-        cause = str(error).strip().splitlines() or [type(error).__name__]
-        return f"no working compiler ({cause[0][:200]}); on Debian, `apt install g++ python3-dev` brings one"
-    return None
 
 
 @contextmanager

@@ -120,7 +120,7 @@ class Run:
         try:
             update = once()
         except compile_errors() as error:
-            if not mend_cache():
+            if not mend_cache(headers=True):
                 raise
             self.say(
                 f"compiling failed ({type(error).__name__}); cleared what a kill may have left in the compiler's cache"
