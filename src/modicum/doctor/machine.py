@@ -10,7 +10,8 @@ from modicum.doctor.finding import Finding, judged
 from modicum.road.machine import describe_machine, free_disk, free_memory, memory_limit
 from modicum.road.words import size, three_figures
 from modicum.train.allocator import keep_freed_memory
-from modicum.train.machine import Wishes, choose, compiler_fault, has_fast_bfloat16
+from modicum.train.compiler import compiler_fault
+from modicum.train.machine import Wishes, choose, has_fast_bfloat16
 
 _LITTLE_MEMORY, _LITTLE_DISK = 2 * 10**9, 2 * 10**9
 _SIDE = 1024  # of the square matrices that are multiplied

@@ -59,7 +59,8 @@ class Choices:
 def choose(wishes: Wishes, *, flops: float, earlier: Mapping[str, Any] | None, say: Callable[[str], None]) -> Choices:
     """Decide what the user left open. flops: arithmetic of the whole run, which decides whether compiling pays.
 
-    earlier: `Choices.plain()` of the run that goes on; those stand where nothing else is asked for. When the machine or
+    earlier: `Choices.plain()` of the run that goes on; those stand where nothing else is asked for, except for threads,
+    which follow the machine. When the machine or
     a wish forces another choice, `say` is told that the run is no longer the same bit for bit. Raises UserError for a
     device that is not there.
     """
@@ -79,7 +80,7 @@ def choose(wishes: Wishes, *, flops: float, earlier: Mapping[str, Any] | None, s
         device=device,
         dtype=dtype,
         compile=compiled,
-        threads=wishes.threads or before.get("threads") or torch.get_num_threads(),
+        threads=wishes.threads or torch.get_num_threads(),
         activation_checkpointing=wishes.activation_checkpointing,
         machine=_processor(device),
         torch_version=torch.__version__,
