@@ -80,7 +80,19 @@ def test_a_kernel_that_looks_one_token_ahead_fails_and_is_named(faulty, kernel):
     faulty.fault = f"{kernel} looks ahead"
     finding = causality(faulty)
     assert finding.outcome == "failed"
-    assert f"({kernel} attention)" in finding.detail
+    assert f"({kernel} attention, float32)" in finding.detail
+
+
+def test_a_leak_in_the_dtype_of_training_alone_fails(faulty, monkeypatch):
+    honest = Faulty.forward
+
+    def leaking(self, ids, **arguments):
+        logits = honest(self, ids, **arguments)
+        return logits + logits.roll(-1, dims=1) if torch.is_autocast_enabled("cpu") else logits
+
+    monkeypatch.setattr(Faulty, "forward", leaking)
+    assert "bfloat16" in causality(faulty).detail
+    assert causality(faulty).outcome == "failed"
 
 
 def test_cached_pieces_that_look_ahead_fail(faulty):

@@ -31,11 +31,12 @@ def probe_all(model: Decoder) -> list[Finding]:
 
 
 def causality(model: Decoder) -> Finding:
-    """A later token may not change an earlier logit: PyTorch's kernel and the training kernel, bit for bit.
+    """A later token may not change an earlier logit: both kernels, in fp32 and as training does in bf16, bit for bit.
 
     Both forward passes have equal shapes, so equal inputs give equal bits; a tolerance would hide a small leak.
     """
-    return _causality("causality", model, model)
+    ways = [(kernel, dtype) for kernel in ("sdpa", "blocks") for dtype in (torch.float32, torch.bfloat16)]
+    return _causality("causality", model, model, ways)
 
 
 def causality_with_cache(model: Decoder) -> Finding:
@@ -45,32 +46,30 @@ def causality_with_cache(model: Decoder) -> Finding:
         length = ids.shape[1]
         return _cached(model, ids, [length // 4, 3 * length // 4])
 
-    return _causality("causality with a cache", model, in_pieces, kernels=("sdpa",))
+    return _causality("causality with a cache", model, in_pieces, [("sdpa", torch.float32)])
 
 
 def _causality(
-    name: str,
-    model: Decoder,
-    logits_of: Callable[[Tensor], Tensor],
-    kernels: tuple[str, ...] = ("sdpa", "blocks"),
+    name: str, model: Decoder, logits_of: Callable[[Tensor], Tensor], ways: list[tuple[str, torch.dtype]]
 ) -> Finding:
     ids = _random_ids(model, rows=2)
     length = ids.shape[1]
-    for kernel in kernels:
-        with _attention(model, kernel), torch.no_grad():
-            for place in (1, length // 2, length - 1):
-                before = logits_of(ids)
+    for kernel, dtype in ways:
+        how = f"{kernel} attention, {str(dtype).removeprefix('torch.')}"
+        autocast = torch.autocast(ids.device.type, dtype, enabled=dtype != torch.float32)
+        with _attention(model, kernel), torch.no_grad(), autocast:
+            before = logits_of(ids)
+            for place in sorted({1, length // 2, length - 1}):
                 changed = ids.clone()
                 changed[:, place] = (changed[:, place] + 1) % model.config.vocab_size
-                after = logits_of(changed)
-                moved = (after - before).abs().amax((0, 2))
+                moved = (logits_of(changed) - before).abs().amax((0, 2))
                 if moved[:place].any():
                     leak = int(moved[:place].nonzero()[0])
-                    detail = f"token {place} of {length} changed the logits at place {leak} ({kernel} attention)"
-                    return judged(name, False, detail)
+                    return judged(name, False, f"token {place} of {length} changed the logits at place {leak} ({how})")
                 if not moved[place] > 0:
                     return judged(name, False, f"token {place} does not change its own logits: nothing was probed")
-    return judged(name, True, f"{length} tokens, none changes an earlier logit ({', '.join(kernels)} attention)")
+    kernels = ", ".join(f"{kernel} {str(dtype).removeprefix('torch.')}" for kernel, dtype in ways)
+    return judged(name, True, f"{length} tokens, none changes an earlier logit ({kernels})")
 
 
 def cache_against_full(model: Decoder) -> Finding:
