@@ -139,6 +139,20 @@ def test_greedy_answers_are_those_of_transformers(model, generator, tokenizer, p
     assert max(len(a.ids) for a in ours) == 20
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_long_answer_begins_like_a_short_one(tokenizer, prompts, tied):
+    """Long ones read the head's table from a transposed copy, which must be that of the weights as they are now."""
+    model = build_model(tokenizer.vocab_size, tie_word_embeddings=tied)
+    generator = Generator(model, tokenizer, stop_ids=[])
+    for seed in (1, 2):
+        model.init_weights(seed)
+        long, short = (
+            generator.generate([prompts[4]], SamplingParams(temperature=0, max_new_tokens=n))[0] for n in (40, 10)
+        )
+        assert long.ids[:10] == short.ids
+        assert long.logprobs[:10] == pytest.approx(short.logprobs, abs=1e-4)
+
+
 def test_logprobs_are_finite_and_the_models_own(model, generator, prompts):
     """Whatever shaped the choice, the figure is the unshaped distribution's."""
     for params in KINDS:

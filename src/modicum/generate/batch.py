@@ -1,7 +1,7 @@
 """Prompts decoded together: left padding, one cache, one token a row and step. What a token means is the engine's."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +11,9 @@ from modicum.generate.params import SamplingParams
 from modicum.generate.sampler import draw, penalize_repetition, probabilities
 from modicum.model import Decoder, KVCache
 from modicum.store import UserError
+
+# From so many tokens on, a transposed copy of the head's table (10 ms for 16,384 x 256) has paid for itself.
+_WORTH_A_COPY = 16
 
 
 @dataclass
@@ -47,6 +50,7 @@ class Batch:
         # float64, which the draw needs, does not exist on Apple's GPUs
         self._sampling_device = torch.device("cpu") if weight.device.type == "mps" else weight.device
         self._never = never.to(self._sampling_device)
+        self._head = _fast_head(model) if max(limits) >= _WORTH_A_COPY else model.head
         longest = max(map(len, prompts))
         self._rows = [
             _Row(number, p, random.Random(p.seed), longest - len(prompt), limit)
@@ -107,7 +111,7 @@ class Batch:
             if self._cache.length == self._cache.capacity or 2 * live <= len(self._rows):
                 self._cache = self._compact(self._cache)
             hidden_BTD = self._model.hidden(self._input_BT, cache=self._cache)
-        return self._model.head(hidden_BTD[:, -1])
+        return self._head(hidden_BTD[:, -1])
 
     def _prefill(self) -> Tensor:
         batch, longest = self._input_BT.shape
@@ -178,3 +182,16 @@ class Batch:
             uniforms = [self._rows[i].random.random() for i in rows]
             tokens_B[rows] = draw(probs, torch.tensor(uniforms, dtype=torch.float64, device=part.device))
         return tokens_B
+
+
+def _fast_head(model: Decoder) -> Callable[[Tensor], Tensor]:
+    """The model's head; for float32 on a CPU from a transposed copy of its table.
+
+    The BLAS that torch brings reads a table of 16,384 x 256 in 2.1 ms to multiply one row by its rows, and in 0.4 ms to
+    multiply it by its columns: a quarter of a decode step of a small model.
+    """
+    table_VD = model.model.embed_tokens.weight if model.lm_head is None else model.lm_head.weight
+    if table_VD.device.type != "cpu" or table_VD.dtype != torch.float32:
+        return model.head
+    table_DV = table_VD.detach().t().contiguous()
+    return lambda hidden_BD: hidden_BD @ table_DV
