@@ -1,6 +1,6 @@
 """Keep freed memory in the process: what glibc gives back to the system has to be mapped and cleared again.
 
-A training step frees and asks for the same large blocks each time. Measured figures stand in docs/training-notes.md.
+A training step frees and asks for the same large blocks each time.
 """
 
 import ctypes
