@@ -123,3 +123,10 @@ def test_activation_checkpointing_gives_the_same_gradients(tokenizer):
         loss_of(model)(batch).backward()
         found.append(torch.cat([weight.grad.flatten() for weight in model.parameters()]))
     assert torch.equal(*found)
+
+
+def test_no_gradient_is_left_for_the_next_update(tokenizer):
+    model = small_model(tokenizer)
+    batch = random_batch(tokenizer.vocab_size, 2, 8)
+    make_update(loss_of(model), make_optimizer(model, AdamW()), batch, micro_batch_size=1, rate=1e-3, clip_norm=1.0)
+    assert all(weight.grad is None for weight in model.parameters())

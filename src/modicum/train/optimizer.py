@@ -25,10 +25,9 @@ class AdamW:
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Two groups for an optimizer: matrices of linear layers, which decay, and the rest, which does not.
 
-    The rest is norms, biases and embeddings, with a head that is tied to one.
+    The rest is norms, biases and the embedding, which is also the head where the two are tied.
     """
     matrices = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
-    matrices -= {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     decaying = [weight for weight in model.parameters() if id(weight) in matrices]
     others = [weight for weight in model.parameters() if id(weight) not in matrices]
     return [{"params": decaying, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
