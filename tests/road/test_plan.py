@@ -228,3 +228,11 @@ def test_a_run_keeps_its_plan_from_before_its_first_update(recipe):
     (road.run.checkpoints("pretrain") / "last").mkdir(parents=True)
     keep_plan(road)
     assert not (road.run.path / "plan.json").exists(), "what is already under way is not planned again"
+
+
+@pytest.mark.parametrize(("load", "busy"), [(0.1, False), (50.0, True)])
+def test_a_trial_beside_other_work_says_so(recipe, monkeypatch, load, busy):
+    monkeypatch.setattr(room, "try_updates", lambda config, **shape: trial(rows=shape["rows"], length=shape["length"]))  # noqa: ARG005
+    monkeypatch.setattr(room, "busy_cores", lambda: load)
+    assert any("other work was running" in note for note in plan(recipe).notes) == busy
+    assert not any("other work was running" in note for note in plan(recipe, measure=False).notes)

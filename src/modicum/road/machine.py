@@ -78,6 +78,11 @@ def free_disk(path: Path) -> int:
     return shutil.disk_usage(path).free
 
 
+def busy_cores() -> float:
+    """How many threads have wanted a core over the last minute, on average."""
+    return os.getloadavg()[0]
+
+
 def processor_name() -> str:
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():

@@ -10,7 +10,14 @@ from modicum.model import ModelConfig
 from modicum.recipe import Recipe
 from modicum.road.disk import Disk, disk_of
 from modicum.road.fits import least_memory, refuse_disk, refuse_memory
-from modicum.road.machine import describe_machine, free_disk, free_memory, memory_limit
+from modicum.road.machine import (
+    busy_cores,
+    describe_machine,
+    free_disk,
+    free_memory,
+    memory_limit,
+    usable_cores,
+)
 from modicum.road.memory import Memory, expected_memory, rows_to_try
 from modicum.road.sizes import OPTIMAL_TOKENS_PER_PARAMETER, Parameters, parameters_by_part
 from modicum.road.text import Text, text_of
@@ -18,6 +25,8 @@ from modicum.road.timing import StagePlan, stage_plans
 from modicum.road.trial import Trial, try_updates
 from modicum.road.words import three_figures
 from modicum.road.works import TrainingWork, training_works
+
+_IDLE_LOAD = 0.75  # a core; above it a trial shares the machine with others
 
 
 @dataclass(frozen=True)
@@ -92,6 +101,7 @@ def plan(recipe: Recipe, *, measure: bool = True) -> Plan:
     refuse_disk(disk, free_disk(recipe.run_folder))
     for work in works:
         refuse_memory(least_memory(expected_memory(config, work, None)), work)
+    load = busy_cores()
     trials: dict[str, Trial] = {}
     for work in works if measure else ():
         trials[work.stage] = _shared_trial(config, work, works, trials)
@@ -112,7 +122,7 @@ def plan(recipe: Recipe, *, measure: bool = True) -> Plan:
         memory_limit=memory_limit(),
         free_disk=free_disk(recipe.run_folder),
         how=_how(trials.get("pretrain")),
-        notes=tuple(_notes(text, works[0], config)),
+        notes=(*_notes(text, works[0], config), *(_load_note(load) if measure else ())),
     )
 
 
@@ -133,6 +143,14 @@ def _how(trial: Trial | None) -> str | None:
     choices = trial.choices
     compiled = ", compiled" if choices["compile"] else ""
     return f"{choices['device']}, {choices['dtype']}{compiled}, {choices['threads']} threads"
+
+
+def _load_note(load: float) -> list[str]:
+    cores = usable_cores()
+    if load < _IDLE_LOAD * cores:
+        return []
+    other = f"other work was running while this was measured (load {load:.1f} on {cores} cores)"
+    return [f"{other}, so alone the run takes less time"]
 
 
 def _notes(text: Text, pretrain: TrainingWork, config: ModelConfig) -> list[str]:

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from statistics import median
 from typing import Any
 
 import torch
@@ -33,7 +32,7 @@ class Trial:
     """What was measured with `rows` rows of `length` tokens.
 
     choices: as in a checkpoint's training state. program_bytes: resident before there was a model. first_seconds: the
-    first update, which compiles; update_seconds: the median of the others; forward_seconds: the held-out loss of the
+    first update, which compiles; update_seconds: the fastest of the others; forward_seconds: the held-out loss of the
     same rows; score_seconds: the evaluation's fp32 pass, a token; decode_seconds: one token for each of 16 rows.
     device_bytes: peak on a CUDA device, else 0.
     """
@@ -93,7 +92,7 @@ def measure(config: ModelConfig, *, rows: int, length: int, wishes: Wishes, flop
         updates = [_seconds(update)]
         while len(updates) < _UPDATES and sum(updates) < _SECONDS:
             updates.append(_seconds(update))
-        forward = min(_seconds(lambda: loss.mean([batch])) for _ in range(2))  # the first finds its memory
+        forward = _fastest(lambda: loss.mean([batch]))
         loss.close()
         peak = peak_memory_bytes()
         return Trial(
@@ -104,7 +103,7 @@ def measure(config: ModelConfig, *, rows: int, length: int, wishes: Wishes, flop
             peak_bytes=peak,
             device_bytes=torch.cuda.max_memory_allocated() if choices.device == "cuda" else 0,
             first_seconds=first,
-            update_seconds=median(updates),
+            update_seconds=min(updates),
             forward_seconds=forward,
             score_seconds=_score_seconds(model, batch),
             decode_seconds=_decode_seconds(model),
@@ -130,7 +129,7 @@ def synthetic_batch(config: ModelConfig, *, rows: int, length: int) -> Batch:
 def _score_seconds(model: Decoder, batch: Batch) -> float:
     rows = batch.ids[: max(1, 2048 // batch.ids.shape[1])].tolist()
     scored = [Scored(row, 1) for row in rows]
-    return _seconds(lambda: token_logprobs(model, scored)) / sum(len(row) - 1 for row in rows)
+    return _fastest(lambda: token_logprobs(model, scored)) / sum(len(row) - 1 for row in rows)
 
 
 @torch.inference_mode()
@@ -143,6 +142,11 @@ def _decode_seconds(model: Decoder) -> float:
     steps = min(_DECODE_STEPS, capacity - 1)
     model(ids, cache=cache)
     return _seconds(lambda: [float(model(ids, cache=cache).sum()) for _ in range(steps)]) / steps
+
+
+def _fastest(work: Callable[[], object]) -> float:
+    """Seconds of the faster of two: the first finds its memory, and something else may work here for a moment."""
+    return min(_seconds(work) for _ in range(2))
 
 
 def _seconds(work: Callable[[], object]) -> float:
