@@ -95,7 +95,9 @@ def test_a_long_wait_for_data_is_reported(prepared_data, tmp_path, monkeypatch):
     original = Loader.__next__
     monkeypatch.setattr(Loader, "__next__", late)
     small_run(prepared_data, tmp_path, steps=3, heldout=None)
-    assert records(tmp_path, "train")[-1]["data_wait_share"] > 0.5
+    last = records(tmp_path, "train")[-1]
+    updates, tokens = 2, last["tokens"] - records(tmp_path, "train")[0]["tokens"]
+    assert last["data_wait_share"] * tokens / last["tokens_per_second"] == pytest.approx(updates * 0.3, rel=0.2)
 
 
 def test_best_points_to_the_lowest_held_out_loss(prepared_data, tmp_path, scripted_heldout):

@@ -13,8 +13,9 @@ from torch.nn.functional import cross_entropy, pad
 from modicum.data import Batch
 from modicum.model import Decoder
 
-# Logits held at once. 2^22 (16 MiB in fp32) stays within a last-level cache, where the passes over them are cheap.
-_LOGITS_AT_ONCE = 2**22
+# Logits held at once, 64 MiB in fp32. Measured on two cores (Zen 4, bf16, 8 x 512 tokens, vocabulary 32,000), tokens/s:
+# 2^22 1,850; 2^24 2,783; 2^26 2,780; all at once 2,484. With a vocabulary of 4,096 they are within 3 % of each other.
+_LOGITS_AT_ONCE = 2**24
 _MIN_ROWS = 64
 
 Chunk = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]

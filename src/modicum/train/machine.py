@@ -16,8 +16,8 @@ import torch
 from modicum.store import UserError
 from modicum.train.compiler import compiler_fault
 
-# A compiled step saves about a third of an eager one's time, and making it takes about 40 s on two cores, which do some
-# 200 GFLOP/s. Below this much arithmetic the run is over before that comes back.
+# A compiled step takes a third less time than an eager one (micro, bf16: 4,100 against 2,800 tokens/s on two cores,
+# which is 140 GFLOP/s eager), and making it takes half a minute. Below this much arithmetic that does not come back.
 COMPILE_PAYS_FLOPS = 2e13
 
 _CPUINFO = Path("/proc/cpuinfo")
