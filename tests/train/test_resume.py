@@ -127,6 +127,12 @@ def test_how_often_one_logs_evaluates_and_saves_does_not_change_what_is_learnt(p
     assert digests(small_run(prepared_data, tmp_path, **{**RUN, "intervals": intervals}).last) == uninterrupted[1]
 
 
+def test_a_model_that_comes_in_evaluation_mode_is_trained_with_dropout_all_the_same(
+    prepared_data, tmp_path, uninterrupted
+):
+    assert digests(small_run(prepared_data, tmp_path, **RUN, evaluating=True).last) == uninterrupted[1]
+
+
 def test_a_damaged_newest_checkpoint_is_passed_over(prepared_data, tmp_path, uninterrupted):
     killed_after(prepared_data, tmp_path, 7)
     damaged = tmp_path / "checkpoints" / "step-00000006" / "model.safetensors"

@@ -73,7 +73,7 @@ def test_tokens_per_second_are_tokens_over_time_that_went_by(prepared_data, tmp_
     monkeypatch.setattr(run_module, "make_update", slow)
     monkeypatch.setattr(SupervisedLoss, "mean", lambda *_: time.sleep(0.5) or (1.0, 1))
     start = time.monotonic()
-    small_run(prepared_data, tmp_path, steps=6, intervals=Intervals(log=3, evaluate=2, checkpoint=3))
+    result = small_run(prepared_data, tmp_path, steps=6, intervals=Intervals(log=3, evaluate=2, checkpoint=3))
     went_by = time.monotonic() - start
     lines = records(tmp_path, "train")
     spans = [
@@ -82,6 +82,9 @@ def test_tokens_per_second_are_tokens_over_time_that_went_by(prepared_data, tmp_
     ]
     assert all(span >= 0.1 * updates for span, updates in zip(spans, [1, 2, 3], strict=True))
     assert sum(spans) <= went_by - 3 * 0.5
+    assert sum(spans) + 3 * 0.5 <= result.seconds <= went_by
+    later = small_run(prepared_data, tmp_path, steps=7, intervals=Intervals(log=3, evaluate=2, checkpoint=3))
+    assert later.seconds >= result.seconds + 0.1 + 0.5
 
 
 def test_a_long_wait_for_data_is_reported(prepared_data, tmp_path, monkeypatch):

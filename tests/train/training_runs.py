@@ -57,9 +57,11 @@ def small_run(
     compile="off",
     dtype="float32",
     checkpointing=False,
+    evaluating=False,
     **changes,
 ):
-    """Train on what `prepare` left in `folder`. `size` goes into the model, `changes` into train."""
+    """Train on what `prepare` left in `folder`. `size` goes into the model, which is handed over in evaluation mode
+    when `evaluating`; `changes` goes into train."""
     tokenizer = load_tokenizer(folder / "tokenizer")
     shards = open_shards(folder / "shards", tokenizer_hash=tokenizer.hash)
     loader = Loader(shards, sequence_length=length, batch_size=6, seed=1)
@@ -77,7 +79,7 @@ def small_run(
         "intervals": Intervals(log=3, evaluate=4, checkpoint=2),
         "wishes": Wishes(device="cpu", dtype=dtype, compile=compile, activation_checkpointing=checkpointing),
     }
-    model = small_model(tokenizer, attention_dropout=dropout, **(size or {}))
+    model = small_model(tokenizer, attention_dropout=dropout, **(size or {})).train(not evaluating)
     return train(model, loader, **{**arguments, **changes})
 
 
