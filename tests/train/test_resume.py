@@ -144,7 +144,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over(prepared_data, tmp_path, uni
 
 def test_a_half_written_checkpoint_of_a_killed_save_is_cleared(prepared_data, tmp_path, uninterrupted):
     killed_after(prepared_data, tmp_path, 5)
-    partial = tmp_path / "checkpoints" / ".tmp-step-00000006"
+    partial = tmp_path / "checkpoints" / ".tmp-step-00000005"  # a step that is not saved again
     partial.mkdir()
     (partial / "model.safetensors").write_bytes(b"half")
     assert digests(small_run(prepared_data, tmp_path, **RUN).last) == uninterrupted[1]
