@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from shard_fakes import ByteTokenizer, documents_of_lengths, make_shards
 
-from modicum.data import Batch, Loader, Mixture, Shards, open_shards, window_batch
-from modicum.data import loader as loader_module
+from modicum.data import Batch, Loader, Mixture, Shards, WindowRows, open_shards, window_batch
+from modicum.data import windows as windows_module
 from modicum.store import UserError
 
 pytestmark = pytest.mark.usefixtures("without_fsync")
@@ -27,7 +27,11 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Shards:
 
 
 def make_loader(shards: Shards, **changes: object) -> Loader:
-    return Loader(shards, **{"sequence_length": 16, "batch_size": 8, "seed": 5, **changes})
+    options = {"sequence_length": 16, "batch_size": 8, "seed": 5, **changes}
+    of_loader = {
+        name: options.pop(name) for name in ("batch_size", "rank", "world_size", "prefetch") if name in options
+    }
+    return Loader(WindowRows(shards, **options), **of_loader)
 
 
 def take(loader: Loader, count: int) -> list[Batch]:
@@ -61,7 +65,7 @@ def test_every_token_is_trained_on_exactly_once_an_epoch(
         documents = [d for i, source in enumerate(lengths) for d in documents_of_lengths(source, f"s{i}")]
         shards = make_shards(Path(folder) / "s", documents)
         rows = sum(shards.windows(T).values())
-        with Loader(shards, sequence_length=T, batch_size=batch_size, seed=seed) as loader:
+        with make_loader(shards, sequence_length=T, batch_size=batch_size, seed=seed) as loader:
             ids, supervised = [], []
             while len(ids) < epochs * rows:
                 batch = next(loader)
@@ -218,9 +222,9 @@ def test_a_state_of_other_shards_is_refused(shards: Shards, tmp_path: Path) -> N
 
 def test_another_process_makes_the_same_batches(shards: Shards) -> None:
     script = (
-        "import sys, hashlib; from pathlib import Path; from modicum.data import Loader, open_shards\n"
+        "import sys, hashlib; from pathlib import Path; from modicum.data import Loader, WindowRows, open_shards\n"
         f"shards = open_shards(Path(sys.argv[1]), tokenizer_hash={ByteTokenizer().hash!r})\n"
-        "loader = Loader(shards, sequence_length=16, batch_size=8, seed=5)\n"
+        "loader = Loader(WindowRows(shards, sequence_length=16, seed=5), batch_size=8)\n"
         "print(hashlib.sha256(b''.join(next(loader).ids.numpy().tobytes() for _ in range(9))).hexdigest())\n"
         # no close: leaving must neither hang nor complain
     )
@@ -305,13 +309,13 @@ def test_no_thread_outlives_the_loader(shards: Shards) -> None:
 
 
 def test_waiting_for_data_is_measured_across_restarts(shards: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = loader_module.window_batch
+    real = windows_module.window_batch
 
     def slow(*args: object, **options: object) -> Batch:
         time.sleep(0.1)
         return real(*args, **options)
 
-    monkeypatch.setattr(loader_module, "window_batch", slow)
+    monkeypatch.setattr(windows_module, "window_batch", slow)
     loader = make_loader(shards)
     assert loader.wait_seconds == 0
     next(loader)

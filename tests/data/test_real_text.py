@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from modicum.corpus import Document
-from modicum.data import Loader, Shards, open_shards, write_shards
+from modicum.data import Shards, WindowRows, open_shards, write_shards
 from modicum.store import UserError
 from modicum.tokenizer import Tokenizer, train_tokenizer
 
@@ -40,11 +40,11 @@ def test_an_epoch_of_batches_decodes_to_the_documents_that_went_in(
 ) -> None:
     T, found = 128, []
     n = sum(shards.windows(T).values())
-    with Loader(shards, sequence_length=T, batch_size=n, seed=0) as loader:
-        batch = next(loader)
-    rows = dict(zip(loader.mixture.rows(0, n), zip(batch.ids, batch.documents, strict=True), strict=True))
+    rows = WindowRows(shards, sequence_length=T, seed=0)
+    batch = rows.batch(0, n)
+    found_in = dict(zip(rows.mixture.rows(0, n), zip(batch.ids, batch.documents, strict=True), strict=True))
     for name, count in shards.windows(T).items():
-        windows = [rows[name, i] for i in range(count)]
+        windows = [found_in[name, i] for i in range(count)]
         stream = torch.cat([ids[:-1][numbers >= 0] for ids, numbers in windows]).tolist()
         starts = [place for place, token in enumerate(stream) if token == tokenizer.eot_id]
         found += [tokenizer.decode(stream[i + 1 : j]) for i, j in zip(starts, [*starts[1:], len(stream)], strict=True)]

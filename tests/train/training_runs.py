@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from modicum.data import Batch, Loader, eval_windows, open_shards, write_shards
+from modicum.data import Batch, Loader, WindowRows, eval_windows, open_shards, write_shards
 from modicum.model import Decoder, ModelConfig
 from modicum.tokenizer import load_tokenizer, train_tokenizer
 from modicum.train import AdamW, Intervals, Schedule, Wishes, train
@@ -64,7 +64,7 @@ def small_run(
     when `evaluating`; `changes` goes into train."""
     tokenizer = load_tokenizer(folder / "tokenizer")
     shards = open_shards(folder / "shards", tokenizer_hash=tokenizer.hash)
-    loader = Loader(shards, sequence_length=length, batch_size=6, seed=1)
+    loader = Loader(WindowRows(shards, sequence_length=length, seed=1), batch_size=6)
     arguments = {
         "out": out,
         "tokenizer": tokenizer,

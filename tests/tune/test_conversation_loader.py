@@ -12,7 +12,7 @@ from tune_chats import INSTRUCT, conversation
 
 from modicum.data import Loader
 from modicum.store import UserError
-from modicum.tune import ConversationLoader, Example, collect, load_conversations
+from modicum.tune import ConversationRows, Example, collect, load_conversations
 
 PAD = 0
 
@@ -34,7 +34,10 @@ LENGTHS = [3, 9, 5, 4, 4, 7, 2, 8, 6, 5, 3, 10, 2, 4, 6, 9, 9, 3]
 
 def loader(examples=None, **options):
     options = {"sequence_length": 10, "batch_size": 2, "seed": 3, "pad_id": PAD, **options}
-    return ConversationLoader(numbered(LENGTHS) if examples is None else examples, **options)
+    of_loader = {
+        name: options.pop(name) for name in ("batch_size", "rank", "world_size", "prefetch") if name in options
+    }
+    return Loader(ConversationRows(numbered(LENGTHS) if examples is None else examples, **options), **of_loader)
 
 
 def take(iterator, count):
@@ -58,20 +61,20 @@ def test_the_rows_of_each_epoch_contain_every_example_exactly_once_and_unchanged
     expected = sorted(tuple(ids.tolist()) for ids, _ in examples)
     with loader(examples, batch_size=1, seed=seed) as batches:
         for _ in range(3):
-            epoch = [next(batches) for _ in range(batches.rows_per_epoch)]
+            epoch = [next(batches) for _ in range(batches.rows.rows_per_epoch)]
             assert sorted(document for batch in epoch for document in documents_of(batch)) == expected
             assert sum(batch.supervised_tokens for batch in epoch) == examples.supervised_tokens
 
 
 def test_each_epoch_has_another_order():
     with loader(batch_size=1) as batches:
-        orders = [take(batches, batches.rows_per_epoch) for _ in range(3)]
+        orders = [take(batches, batches.rows.rows_per_epoch) for _ in range(3)]
     assert orders[0] != orders[1] != orders[2] != orders[0]
 
 
 def test_resume_is_exact_from_every_batch_of_two_epochs():
     with loader() as batches:
-        count = 2 * batches.rows_per_epoch // 2 + 2
+        count = 2 * batches.rows.rows_per_epoch // 2 + 2
         whole = take(batches, count)
     for done in range(count):
         with loader() as before, loader() as after:
@@ -152,9 +155,9 @@ def test_separation_is_a_switch():
 
 def test_epochs_and_rows_are_each_others_reverse():
     batches = loader()
-    assert batches.rows_for(2) == 2 * batches.rows_per_epoch
-    assert batches.rows_for(0.1) == -(-batches.rows_per_epoch // 10)
-    assert batches.epochs(3 * batches.rows_per_epoch) == {"conversations": 3}
+    assert batches.rows.rows_for(2) == 2 * batches.rows.rows_per_epoch
+    assert batches.rows.rows_for(0.1) == -(-batches.rows.rows_per_epoch // 10)
+    assert batches.epochs(3 * batches.rows.rows_per_epoch) == {"conversations": 3}
     batches.check(10**9)
 
 
@@ -167,16 +170,11 @@ def test_no_examples_and_impossible_shares_are_refused():
         loader(rank=2, world_size=2)
 
 
-def test_a_training_loop_finds_here_what_it_finds_on_the_loader_of_shards():
-    public = {name for name in dir(Loader) if not name.startswith("_")}
-    assert public <= {name for name in dir(ConversationLoader)}
-
-
 def test_less_than_a_twentieth_of_the_shipped_conversations_rows_is_padding(tokenizer):
     split = load_conversations([INSTRUCT], tokenizer, sequence_length=512, heldout_fraction=0.05, seed=0)
     assert split.report.read == 6019
     with loader(split.train, sequence_length=512, batch_size=16, pad_id=tokenizer.pad_id) as batches:
-        epoch = [next(batches) for _ in range(batches.rows_per_epoch // 16)]
+        epoch = [next(batches) for _ in range(batches.rows.rows_per_epoch // 16)]
     padding = torch.cat([batch.documents for batch in epoch]) == -1
-    assert batches.padding_share < 0.05
-    assert float(padding.float().mean()) == pytest.approx(batches.padding_share, abs=0.01)
+    assert batches.rows.padding_share < 0.05
+    assert float(padding.float().mean()) == pytest.approx(batches.rows.padding_share, abs=0.01)

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 from tune_chats import conversation
 
+from modicum.data import Loader
 from modicum.generate import Generator, SamplingParams
 from modicum.model import Decoder, ModelConfig
 from modicum.store import hash_file
 from modicum.train import AdamW, Intervals, Schedule, Wishes, read_metrics, train
-from modicum.tune import ConversationLoader, collect, make_example, packed_batches
+from modicum.tune import ConversationRows, collect, make_example, packed_batches
 
 CHATS = [
     conversation("What is a port?", "A number that names a service."),
@@ -47,7 +48,8 @@ def examples(tokenizer):
 
 
 def loader(tokenizer):
-    return ConversationLoader(examples(tokenizer), sequence_length=64, batch_size=3, seed=0, pad_id=tokenizer.pad_id)
+    rows = ConversationRows(examples(tokenizer), sequence_length=64, seed=0, pad_id=tokenizer.pad_id)
+    return Loader(rows, batch_size=3)
 
 
 def tune(model, tokenizer, out, steps):
@@ -86,7 +88,7 @@ def test_a_tuned_model_gives_each_prompt_its_own_answer_and_stops_by_itself(tune
 
 def test_tuning_taken_up_in_the_midst_of_an_epoch_ends_with_the_same_weights(tuned, tokenizer, tmp_path):
     _, whole = tuned
-    assert 41 * 3 % loader(tokenizer).rows_per_epoch
+    assert 41 * 3 % loader(tokenizer).rows.rows_per_epoch
     out = tmp_path / "again"
     shutil.copytree(whole.last.parent.parent, out, symlinks=True)
     shutil.rmtree(out / "checkpoints" / "step-00000080")

@@ -9,7 +9,7 @@ from typing import Any
 
 from modicum.checkpoint import load_checkpoint
 from modicum.checkpoint.save import STATE
-from modicum.data import Batch, Loader, Shards, eval_windows, open_shards
+from modicum.data import Batch, Loader, Shards, WindowRows, eval_windows, open_shards
 from modicum.model import Decoder, ModelConfig
 from modicum.recipe import SftSettings, TrainSettings, identity
 from modicum.road.context import Road
@@ -17,7 +17,7 @@ from modicum.road.prepare import HELDOUT, TRAIN, corpus_weights, open_tokenizer,
 from modicum.store import UserError, hash_file, hash_json, write_json
 from modicum.tokenizer import Tokenizer
 from modicum.train import AdamW, Intervals, Schedule, Wishes, train
-from modicum.tune import ConversationLoader, ConversationSplit, Count, load_conversations, packed_batches
+from modicum.tune import ConversationRows, ConversationSplit, Count, load_conversations, packed_batches
 
 
 def pretrain_inputs(road: Road) -> dict[str, str]:
@@ -38,10 +38,9 @@ def pretrain(road: Road) -> None:
     shards = open_shards(shards_folder(road, TRAIN), tokenizer_hash=tokenizer.hash)
     heldout = open_shards(shards_folder(road, HELDOUT), tokenizer_hash=tokenizer.hash)
     weights, max_epochs = corpus_weights(road, shards.sources)
-    loader = Loader(
+    rows = WindowRows(
         shards,
         sequence_length=settings.sequence_length,
-        batch_size=settings.batch_size,
         seed=road.seed("pretrain"),
         weights=weights,
         max_epochs=max_epochs,
@@ -49,7 +48,7 @@ def pretrain(road: Road) -> None:
     )
     train(
         initial_model(road, model_config(road, tokenizer)),
-        loader,
+        Loader(rows, batch_size=settings.batch_size),
         chat=False,
         tokenizer=tokenizer,
         identity={
@@ -86,18 +85,17 @@ def sft(road: Road) -> None:
         f"conversations: {report.read:,} read, {report.train:,} to train on, {report.heldout:,} held out; left out: "
         f"{_told(report.duplicates)} repeated, {_told(report.too_long)} too long; {_told(report.shortened)} shortened"
     )
-    loader = ConversationLoader(
+    rows = ConversationRows(
         split.train,
         sequence_length=settings.sequence_length,
-        batch_size=settings.batch_size,
         seed=road.seed("sft"),
         pad_id=base.tokenizer.pad_id,
         separate_documents=settings.separate_documents,
     )
-    steps = ceil(loader.rows_for(settings.epochs) / settings.batch_size)
+    steps = ceil(rows.rows_for(settings.epochs) / settings.batch_size)
     train(
         base.model().train(),
-        loader,
+        Loader(rows, batch_size=settings.batch_size),
         chat=True,
         tokenizer=base.tokenizer,
         identity={

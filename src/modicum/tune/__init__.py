@@ -3,15 +3,15 @@
 The loss counts assistant turns with the token that ends them, and nothing else.
 """
 
+from modicum.tune.conversation_rows import ConversationRows
 from modicum.tune.conversations import ConversationReport, ConversationSplit, Count, load_conversations
 from modicum.tune.examples import Example, Examples, collect, make_example, shorten
-from modicum.tune.loader import ConversationLoader
 from modicum.tune.mask import explain_mask
 from modicum.tune.rows import packed_batch, packed_batches
 
 __all__ = [
-    "ConversationLoader",
     "ConversationReport",
+    "ConversationRows",
     "ConversationSplit",
     "Count",
     "Example",
