@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from modicum.store import UserError
+from modicum.store import UserError, processor
 from modicum.train import machine
 from modicum.train.allocator import keep_freed_memory
 from modicum.train.machine import COMPILE_PAYS_FLOPS, Wishes, choose, compiler_fault, has_fast_bfloat16, prepared
@@ -17,7 +17,7 @@ def chosen(wishes=None, *, flops=0.0, earlier=None, said=None):
 def cpuinfo(monkeypatch, tmp_path):
     def cpuinfo(text):
         (tmp_path / "cpuinfo").write_text(text)
-        monkeypatch.setattr(machine, "_CPUINFO", tmp_path / "cpuinfo")
+        monkeypatch.setattr(processor, "_CPUINFO", tmp_path / "cpuinfo")
 
     return cpuinfo
 

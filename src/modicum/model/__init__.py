@@ -8,5 +8,6 @@ from modicum.model.cache import KVCache
 from modicum.model.config import ModelConfig
 from modicum.model.decoder import Decoder
 from modicum.model.norm import RMSNorm
+from modicum.model.parameters import Parameters, parameters_by_part
 
-__all__ = ["Decoder", "DecoderBlock", "KVCache", "ModelConfig", "RMSNorm"]
+__all__ = ["Decoder", "DecoderBlock", "KVCache", "ModelConfig", "Parameters", "RMSNorm", "parameters_by_part"]

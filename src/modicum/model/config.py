@@ -10,6 +10,7 @@ from typing import Any, Literal, Self
 
 from modicum.model.frequencies import normal_scaling
 from modicum.model.hf_config import fields_from_hf, hf_config
+from modicum.model.parameters import parameters_by_part
 from modicum.recipe import ModelSettings
 from modicum.store import UserError
 
@@ -126,9 +127,12 @@ class ModelConfig:
         )
 
     @classmethod
-    def from_hf(cls, config: Mapping[str, Any]) -> Self:
-        """The decoder that a config.json of a Llama or Qwen3 describes; UserError names what we do not support."""
-        return cls(**fields_from_hf(config))
+    def from_hf(cls, config: Mapping[str, Any], *, foreign: bool = False) -> Self:
+        """The decoder that a config.json of a Llama or Qwen3 describes; UserError names what we do not support.
+
+        foreign: of a Qwen2 or a Mistral too, for importing one.
+        """
+        return cls(**fields_from_hf(config, foreign=foreign))
 
     def to_hf(
         self,
@@ -150,12 +154,7 @@ class ModelConfig:
 
     def parameter_count(self) -> int:
         """Trainable numbers; a tied embedding counts once."""
-        d, hd = self.hidden_size, self.head_dim
-        q, kv = self.num_attention_heads * hd, self.num_key_value_heads * hd
-        attention = d * (q + 2 * kv) + q * d + (q + 2 * kv + d) * self.attention_bias + 2 * hd * self.qk_norm
-        mlp = 3 * d * self.intermediate_size + (2 * self.intermediate_size + d) * self.mlp_bias
-        tables = self.vocab_size * d * (1 if self.tie_word_embeddings else 2)
-        return tables + self.num_hidden_layers * (attention + mlp + 2 * d) + d
+        return parameters_by_part(self).total
 
 
 def feed_forward_width(hidden_size: int, multiplier: float | None, multiple_of: int) -> int:

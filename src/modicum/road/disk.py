@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from modicum.recipe import Recipe, TrainSettings
+from modicum.road.sizes import CHECKPOINT_BYTES_PER_PARAMETER
 
 _PACKED = 0.35  # bytes of a .jsonl.zst in a byte of its text; the shipped corpus has 0.31
-_CHECKPOINT_BYTES = 12  # a parameter: fp32 weight and AdamW's two fp32 moments
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,19 @@ def disk_of(recipe: Recipe, *, parameters: int, text_bytes: int, tokens: int, vo
     return Disk(
         corpus=round(2 * _PACKED * text_bytes),
         shards=tokens * (2 if vocab_size <= 65_536 else 4),
-        checkpoints=(kept + 1) * parameters * _CHECKPOINT_BYTES,
+        checkpoints=(kept + 1) * parameters * CHECKPOINT_BYTES_PER_PARAMETER,
     )
 
 
 def checkpoints_kept(settings: TrainSettings, steps: int) -> int:
     """How many checkpoints of a training stage stay: the newest, every n-th, and the best where it is none of those."""
-    written = -(-steps // settings.checkpoint_every_steps)
+    written = len(saved_steps(settings, steps))
     every = steps // settings.keep_every_steps if settings.keep_every_steps else 0
     return min(written, settings.keep_last + every + 1)
+
+
+def saved_steps(settings: TrainSettings, steps: int) -> set[int]:
+    """The updates after which a checkpoint is written: at its interval, at the end, and at a look at held-out text,
+    where each may be the best so far."""
+    looks, saves = settings.evaluate_every_steps, settings.checkpoint_every_steps
+    return {*range(looks, steps, looks), *range(saves, steps, saves), steps}

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from modicum.road.words import size
+from modicum.store import processor_name
 
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
@@ -78,15 +79,11 @@ def free_disk(path: Path) -> int:
     return shutil.disk_usage(path).free
 
 
+def bytes_below(path: Path) -> int:
+    """Bytes of the files that lie in a folder already; 0 when there is none."""
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file() and not file.is_symlink())
+
+
 def busy_cores() -> float:
     """How many threads have wanted a core over the last minute, on average."""
     return os.getloadavg()[0]
-
-
-def processor_name() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        for line in cpuinfo.read_text("utf-8", "replace").splitlines():
-            if line.lower().startswith(("model name", "hardware")):
-                return " ".join(line.partition(":")[2].split())
-    return platform.processor() or platform.machine()

@@ -6,12 +6,13 @@ Sizes are arithmetic; speed and memory come from a few real updates on this mach
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from modicum.model import ModelConfig
+from modicum.model import ModelConfig, Parameters, parameters_by_part
 from modicum.recipe import Recipe
 from modicum.road.disk import Disk, disk_of
 from modicum.road.fits import least_memory, refuse_disk, refuse_memory
 from modicum.road.machine import (
     busy_cores,
+    bytes_below,
     describe_machine,
     free_disk,
     free_memory,
@@ -19,7 +20,7 @@ from modicum.road.machine import (
     usable_cores,
 )
 from modicum.road.memory import Memory, expected_memory, rows_to_try
-from modicum.road.sizes import OPTIMAL_TOKENS_PER_PARAMETER, Parameters, parameters_by_part
+from modicum.road.sizes import OPTIMAL_TOKENS_PER_PARAMETER
 from modicum.road.text import Text, text_of
 from modicum.road.timing import StagePlan, stage_plans
 from modicum.road.trial import Trial, try_updates
@@ -98,7 +99,8 @@ def plan(recipe: Recipe, *, measure: bool = True) -> Plan:
         vocab_size=config.vocab_size,
         sft_steps=works[-1].steps if works[-1].stage == "sft" else 0,
     )
-    refuse_disk(disk, free_disk(recipe.run_folder))
+    # what the run has written already is part of what it needs
+    refuse_disk(disk, free_disk(recipe.run_folder) + bytes_below(recipe.run_folder))
     for work in works:
         refuse_memory(least_memory(expected_memory(config, work, None)), work)
     load = busy_cores()

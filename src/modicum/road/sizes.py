@@ -1,44 +1,15 @@
-"""What a decoder costs on paper: parameters by part, FLOPs a token, bytes by part. Pure arithmetic, no measurement."""
+"""What a decoder costs on paper: FLOPs a token, bytes by part. Pure arithmetic, no measurement."""
 
 from dataclasses import dataclass
 
-from modicum.model import ModelConfig
+from modicum.model import ModelConfig, parameters_by_part
 
 # Hoffmann et al. 2022, "Training Compute-Optimal Large Language Models": about 20 tokens a parameter spend a given
 # amount of training compute best. A model that is used for long deserves more.
 OPTIMAL_TOKENS_PER_PARAMETER = 20
 
-
-@dataclass(frozen=True)
-class Parameters:
-    """Trainable numbers by part; `head` is 0 where it is tied to the embedding."""
-
-    embedding: int
-    attention: int
-    mlp: int
-    norms: int
-    head: int
-
-    @property
-    def total(self) -> int:
-        return self.embedding + self.attention + self.mlp + self.norms + self.head
-
-
-def parameters_by_part(config: ModelConfig) -> Parameters:
-    """The parts of `config.parameter_count()`."""
-    hidden, layers = config.hidden_size, config.num_hidden_layers
-    queries = config.num_attention_heads * config.head_dim
-    keys = config.num_key_value_heads * config.head_dim
-    inner = config.intermediate_size
-    attention = 2 * hidden * queries + 2 * hidden * keys + config.attention_bias * (queries + 2 * keys + hidden)
-    mlp = 3 * hidden * inner + config.mlp_bias * (2 * inner + hidden)
-    return Parameters(
-        embedding=config.vocab_size * hidden,
-        attention=layers * attention,
-        mlp=layers * mlp,
-        norms=layers * (2 * hidden + config.qk_norm * 2 * config.head_dim) + hidden,
-        head=0 if config.tie_word_embeddings else config.vocab_size * hidden,
-    )
+# Of a checkpoint that training can go on from: an fp32 weight and AdamW's two fp32 moments.
+CHECKPOINT_BYTES_PER_PARAMETER = 12
 
 
 def training_flops_per_token(config: ModelConfig, sequence_length: int) -> int:

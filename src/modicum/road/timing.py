@@ -6,6 +6,7 @@ from modicum.corpus import read_choices
 from modicum.model import ModelConfig
 from modicum.recipe import Recipe
 from modicum.road.memory import expected_memory
+from modicum.road.sizes import CHECKPOINT_BYTES_PER_PARAMETER
 from modicum.road.text import Text
 from modicum.road.trial import Trial
 from modicum.road.works import TrainingWork
@@ -14,7 +15,6 @@ from modicum.road.works import TrainingWork
 _CORPUS, _TOKENIZER, _SHARDS = 0.45, 0.18, 0.18
 _SAVE_BYTES_A_SECOND = 150e6  # written, hashed and flushed
 _STARTING = 5.0  # loading what a stage needs; plots of the report
-_CHECKPOINT_BYTES = 12  # a parameter
 _EVALUATE_BATCH = 16  # prompts answered together
 _ITEM_TOKENS = 60  # a question with one of its four choices
 
@@ -56,7 +56,7 @@ def training_plan(config: ModelConfig, work: TrainingWork, trial: Trial | None) 
     if trial is not None:
         update = trial.update_seconds * work.batch_size / trial.rows
         heldout = work.heldout_tokens / (trial.rows * trial.length) * trial.forward_seconds
-        saves = work.saves * config.parameter_count() * _CHECKPOINT_BYTES / _SAVE_BYTES_A_SECOND
+        saves = work.saves * config.parameter_count() * CHECKPOINT_BYTES_PER_PARAMETER / _SAVE_BYTES_A_SECOND
         compiling = max(0.0, trial.first_seconds - trial.update_seconds)
         seconds = work.steps * update + heldout + saves + compiling
         speed = work.batch_size * work.length / update

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from modicum.model import ModelConfig
 from modicum.recipe import Recipe, TrainSettings
+from modicum.road.disk import saved_steps
 from modicum.road.sizes import training_flops_per_token
 from modicum.road.text import Text
 from modicum.train import Wishes
@@ -70,8 +71,7 @@ def _work(stage: str, settings: TrainSettings, steps: int, heldout: int, config:
         length=settings.sequence_length,
         flops_per_token=training_flops_per_token(config, settings.sequence_length),
         heldout_tokens=looks * heldout,
-        # a checkpoint is written at its interval and at every look that was the best so far; most looks are
-        saves=max(looks, -(-steps // settings.checkpoint_every_steps)),
+        saves=len(saved_steps(settings, steps)),
         wishes=Wishes(
             device=settings.device,
             dtype=settings.dtype,

@@ -9,6 +9,7 @@ from modicum.store.fingerprint import Fingerprints
 from modicum.store.hashes import hash_file, hash_json, hash_tree
 from modicum.store.lock import run_lock
 from modicum.store.manifest import verify_manifest, write_manifest
+from modicum.store.processor import processor_flags, processor_name
 from modicum.store.run import RunDirectory
 from modicum.store.stage import Stage, StageManifest, peak_memory_bytes
 
@@ -23,6 +24,8 @@ __all__ = [
     "hash_json",
     "hash_tree",
     "peak_memory_bytes",
+    "processor_flags",
+    "processor_name",
     "remove_leftovers",
     "run_lock",
     "verify_manifest",

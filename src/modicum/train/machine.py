@@ -4,23 +4,19 @@ What was chosen stands in the run's checkpoints, because another kernel gives ot
 """
 
 import os
-import platform
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from modicum.store import UserError
+from modicum.store import UserError, processor_flags, processor_name
 from modicum.train.compiler import compiler_fault
 
 # A compiled step takes a third less time than an eager one (micro, bf16: 4,100 against 2,800 tokens/s on two cores,
 # which is 140 GFLOP/s eager), and making it takes half a minute. Below this much arithmetic that does not come back.
 COMPILE_PAYS_FLOPS = 2e13
-
-_CPUINFO = Path("/proc/cpuinfo")
 
 
 @dataclass(frozen=True)
@@ -82,7 +78,7 @@ def choose(wishes: Wishes, *, flops: float, earlier: Mapping[str, Any] | None, s
         compile=compiled,
         threads=wishes.threads or torch.get_num_threads(),
         activation_checkpointing=wishes.activation_checkpointing,
-        machine=_processor(device),
+        machine=torch.cuda.get_device_name() if device == "cuda" else processor_name(),
         torch_version=torch.__version__,
     )
     now = chosen.plain()
@@ -97,10 +93,7 @@ def has_fast_bfloat16(device: str) -> bool:
     if device == "cuda":
         return torch.cuda.get_device_capability()[0] >= 8
     onednn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    if device != "cpu" or not onednn or not _CPUINFO.exists():
-        return False
-    flags = {word for line in _CPUINFO.read_text("utf-8", "replace").splitlines() for word in line.split()}
-    return bool(flags & {"avx512_bf16", "amx_bf16", "bf16"})
+    return device == "cpu" and onednn and bool(processor_flags() & {"avx512_bf16", "amx_bf16", "bf16"})
 
 
 @contextmanager
@@ -133,13 +126,3 @@ def _device(wish: str, before: str | None) -> str:
     if before is not None and present.get(before, False):
         return before
     return next(name for name in ("cuda", "mps", "cpu") if present[name])
-
-
-def _processor(device: str) -> str:
-    if device == "cuda":
-        return torch.cuda.get_device_name()
-    if _CPUINFO.exists():
-        for line in _CPUINFO.read_text("utf-8", "replace").splitlines():
-            if line.startswith(("model name", "CPU part")):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()

@@ -8,10 +8,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from modicum.model import ModelConfig
+from modicum.model import ModelConfig, parameters_by_part
 from modicum.recipe import Recipe
 from modicum.road.machine import describe_machine
-from modicum.road.sizes import parameters_by_part
 from modicum.store import RunDirectory
 from modicum.train import read_metrics
 
