@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from transformers import AutoConfig, LlamaConfig, Qwen3Config
+from transformers import AutoConfig, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from modicum.model import ModelConfig
 from modicum.store import UserError
@@ -116,3 +116,67 @@ def test_a_missing_size_is_named(tiny):
 def test_an_inactive_sliding_window_of_qwen3_is_no_obstacle(tiny):
     theirs = {**tiny(qk_norm=True).to_hf(), "use_sliding_window": False, "sliding_window": 4096}
     assert ModelConfig.from_hf(theirs) == tiny(qk_norm=True)
+
+
+SIZES = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 80, "num_hidden_layers": 2}
+
+
+@pytest.mark.parametrize(
+    ("kind", "theirs"),
+    [
+        ("qwen2", Qwen2Config(**SIZES, num_attention_heads=32)),
+        ("mistral", MistralConfig(**SIZES, num_attention_heads=32, sliding_window=None)),
+    ],
+)
+def test_missing_keys_of_an_import_mean_what_its_own_class_means_by_them(kind, theirs):
+    given = {**SIZES, "model_type": kind, "num_attention_heads": 32, "sliding_window": None}
+    ours = ModelConfig.from_hf(given, foreign=True)
+    for name in ("num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "tie_word_embeddings"):
+        assert getattr(ours, name) == getattr(theirs, name), name
+    assert ours.head_dim == 64 // 32
+    assert ours.attention_bias == (kind == "qwen2")
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "mistral"])
+def test_a_checkpoint_of_ours_is_never_a_qwen2_or_a_mistral(tiny, kind):
+    given = {**tiny().to_hf(), "model_type": kind, "architectures": None}
+    assert ModelConfig.from_hf(given, foreign=True)
+    with pytest.raises(UserError, match=rf"model_type '{kind}' is not supported; llama and qwen3 are"):
+        ModelConfig.from_hf(given)
+
+
+MISTRAL = {**SIZES, "model_type": "mistral", "num_attention_heads": 8, "max_position_embeddings": 512}
+
+
+@pytest.mark.parametrize("window", [None, 512, 4096])
+def test_a_mistral_whose_window_no_sequence_outgrows_attends_fully(window):
+    assert ModelConfig.from_hf({**MISTRAL, "sliding_window": window}, foreign=True).max_position_embeddings == 512
+
+
+@pytest.mark.parametrize(
+    "changes", [{"sliding_window": 511}, {"max_position_embeddings": 8192}, {"layer_types": ["sliding_attention"]}]
+)
+def test_an_active_window_of_a_mistral_is_refused(changes):
+    with pytest.raises(UserError, match=r"sliding_window (511|4096): every layer|layer_types \['sliding_attention'\]"):
+        ModelConfig.from_hf({**MISTRAL, **changes}, foreign=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"model_type": ["llama"]}, r"model_type \['llama'\]"),
+        ({"rope_parameters": "default"}, "rope_parameters must be dict or null, not 'default'"),
+        ({"rope_scaling": [2.0]}, "rope_scaling must be dict or null"),
+        ({"layer_types": 3}, "layer_types must be list or null"),
+        ({"layer_types": [3]}, r"layer_types \['3'\]"),
+        ({"sliding_window": "all"}, "sliding_window must be int or null"),
+        ({"max_position_embeddings": "512"}, "max_position_embeddings must be int"),
+        ({"rope_parameters": {"rope_theta": "10k"}}, "rope_theta must be a number above 0"),
+        ({"rope_parameters": None, "rope_theta": 10**400}, "rope_theta must be a number above 0"),
+        ({"attention_dropout": 10**400}, "attention_dropout must be"),
+        ({"num_key_value_heads": "2"}, "num_key_value_heads must be int or null"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_the_users_to_mend(tiny, changes, word):
+    with pytest.raises(UserError, match=word):
+        ModelConfig.from_hf({**tiny().to_hf(), **changes})

@@ -1,6 +1,10 @@
+import tracemalloc
+
+import numpy as np
 import pytest
 import torch
 
+from modicum.model import Decoder, reference
 from modicum.model.reference import reference_logits
 
 SCALINGS = {
@@ -76,3 +80,27 @@ def test_half_and_interleaved_are_the_same_model_once_rows_are_permuted(tiny, li
     other.load_state_dict(state)
     with torch.no_grad():
         torch.testing.assert_close(other(ids), model(ids), rtol=0, atol=1e-5)
+
+
+def test_bfloat16_weights_mean_the_numbers_that_they_hold(tiny, lively, some_ids):
+    model, ids = lively(tiny(tie_word_embeddings=False)).bfloat16(), some_ids(1, 5)
+    widened = {name: value.double().numpy() for name, value in model.state_dict().items()}
+    logits = reference_logits(model.state_dict(), model.config, ids)
+    np.testing.assert_array_equal(logits, reference_logits(widened, model.config, ids))
+
+
+def test_a_head_in_parts_is_the_whole_head(tiny, lively, some_ids, monkeypatch):
+    model, ids = lively(tiny()), some_ids(1, 5)
+    whole = reference_logits(model.state_dict(), model.config, ids)
+    monkeypatch.setattr(reference, "_HEAD_ROWS", 7)
+    np.testing.assert_allclose(reference_logits(model.state_dict(), model.config, ids), whole, rtol=0, atol=1e-12)
+
+
+def test_the_weights_are_never_all_in_memory_as_float64(tiny, some_ids):
+    config = tiny(num_hidden_layers=12, vocab_size=1024)
+    model = Decoder(config)
+    tracemalloc.start()
+    reference_logits(model.state_dict(), config, some_ids(1, 3))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 0.5 * 8 * config.parameter_count()

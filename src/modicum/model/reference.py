@@ -15,6 +15,8 @@ from modicum.model.config import ModelConfig
 
 Array = NDArray[np.float64]
 
+_HEAD_ROWS = 8192  # of the head at a time: the whole of a large vocabulary in float64 is gigabytes
+
 
 def reference_logits(
     state: Mapping[str, Any],
@@ -25,22 +27,34 @@ def reference_logits(
     documents: Any = None,
     attention_mask: Any = None,
 ) -> Array:
-    """Logits (B, T, V) float64 of ids (B, T), from weights under Hugging Face's names (anything np.asarray reads).
+    """Logits (B, T, V) float64 of ids (B, T), from arrays or tensors under Hugging Face's names, in any float type.
 
     positions, documents and attention_mask mean what they mean for Decoder.forward. The weights are read in
-    config.rotary_layout.
+    config.rotary_layout, and widened one layer at a time: a model that fits into memory can be checked there.
     """
-    weights = {name: np.asarray(value, dtype=np.float64) for name, value in state.items()}
     ids = np.asarray(ids)
     batch, length = ids.shape
     documents = np.zeros((batch, length)) if documents is None else np.asarray(documents)
     keep = np.ones((batch, length)) if attention_mask is None else np.asarray(attention_mask)
-    rows = []
-    for row in range(batch):
-        seen = _seen(documents[row], keep[row])
-        place = np.maximum(seen.sum(1) - 1, 0) if positions is None else np.asarray(positions)[row]
-        rows.append(_row(weights, config, ids[row], seen, place))
-    return np.stack(rows)
+    seen = [_seen(documents[row], keep[row]) for row in range(batch)]
+    places = [np.maximum(see.sum(1) - 1, 0) for see in seen] if positions is None else list(np.asarray(positions))
+    rows = [_widened(state["model.embed_tokens.weight"][ids[row]]) for row in range(batch)]
+    for layer in range(config.num_hidden_layers):
+        part = {
+            name.removeprefix(f"model.layers.{layer}."): _widened(value)
+            for name, value in state.items()
+            if name.startswith(f"model.layers.{layer}.")
+        }
+        rows = [_block(part, config, x, see, place) for x, see, place in zip(rows, seen, places, strict=True)]
+    x = _norm(np.stack(rows), _widened(state["model.norm.weight"]), config.rms_norm_eps)
+    head = state["model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"]
+    parts = [x @ _widened(head[start : start + _HEAD_ROWS]).T for start in range(0, config.vocab_size, _HEAD_ROWS)]
+    return np.concatenate(parts, -1)
+
+
+def _widened(value: Any) -> Array:
+    """`value` in float64. NumPy has no bfloat16, so a tensor is widened before it becomes an array."""
+    return np.asarray(value.double() if hasattr(value, "double") else value, dtype=np.float64)
 
 
 def _seen(documents: NDArray[Any], keep: NDArray[Any]) -> NDArray[np.bool_]:
@@ -53,23 +67,14 @@ def _seen(documents: NDArray[Any], keep: NDArray[Any]) -> NDArray[np.bool_]:
     return seen
 
 
-def _row(
-    weights: Mapping[str, Array], config: ModelConfig, ids: NDArray[Any], seen: NDArray[np.bool_], place: NDArray[Any]
+def _block(
+    part: Mapping[str, Array], config: ModelConfig, x: Array, seen: NDArray[np.bool_], place: NDArray[Any]
 ) -> Array:
-    x = weights["model.embed_tokens.weight"][ids]
-    for layer in range(config.num_hidden_layers):
-        part = {
-            name.removeprefix(f"model.layers.{layer}."): value
-            for name, value in weights.items()
-            if name.startswith(f"model.layers.{layer}.")
-        }
-        x = x + _attention(part, config, _norm(x, part["input_layernorm.weight"], config.rms_norm_eps), seen, place)
-        h = _norm(x, part["post_attention_layernorm.weight"], config.rms_norm_eps)
-        gate, up = _linear(h, part, "mlp.gate_proj"), _linear(h, part, "mlp.up_proj")
-        x = x + _linear(gate / (1 + np.exp(-gate)) * up, part, "mlp.down_proj")
-    x = _norm(x, weights["model.norm.weight"], config.rms_norm_eps)
-    head = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
-    return x @ weights[head].T
+    x = x + _attention(part, config, _norm(x, part["input_layernorm.weight"], config.rms_norm_eps), seen, place)
+    h = _norm(x, part["post_attention_layernorm.weight"], config.rms_norm_eps)
+    gate, up = _linear(h, part, "mlp.gate_proj"), _linear(h, part, "mlp.up_proj")
+    out: Array = x + _linear(gate / (1 + np.exp(-gate)) * up, part, "mlp.down_proj")
+    return out
 
 
 def _norm(x: Array, gain: Array, eps: float) -> Array:
