@@ -6,6 +6,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hypothesis import settings
+
+# A machine that is busy elsewhere is no fault of the code; what must be fast has a test of its own.
+settings.register_profile("modicum", deadline=None)
+settings.load_profile("modicum")
 
 SMALL = Path(__file__).parents[1] / "data" / "small"
 
