@@ -68,7 +68,7 @@ def test_two_models_of_one_checkpoint_share_nothing(save):
 @pytest.mark.parametrize("chat", [False, True])
 def test_a_base_model_ends_at_the_end_of_text_and_a_chat_model_also_at_the_end_of_a_turn(save, tokenizer, chat):
     folder = save(chat=chat)
-    wanted = [tokenizer.im_end_id, tokenizer.eot_id] if chat else [tokenizer.eot_id]
+    wanted = [tokenizer.end_of_turn_id, tokenizer.eot_id] if chat else [tokenizer.eot_id]
     assert load_checkpoint(folder).stop_ids == wanted
     assert AutoModelForCausalLM.from_pretrained(folder).generation_config.eos_token_id == wanted
     assert tokenizer.pad_id not in wanted

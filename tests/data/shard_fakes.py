@@ -18,9 +18,10 @@ class FakeDocument:
 
 @dataclass(frozen=True)
 class ByteTokenizer:
-    """One id a byte, after the end of text (0) and the pad (1)."""
+    """One id a byte, after the end of text (0), which stands before a text too, and the pad (1)."""
 
     vocab_size: int = 320
+    bos_id: int = 0
     eot_id: int = 0
     pad_id: int = 1
     hash: str = "0123456789abcdef"

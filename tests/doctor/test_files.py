@@ -129,5 +129,5 @@ def test_a_tokenizer_that_alters_text_or_lets_it_control_fails(checkpoint, monke
     tokenizer = load_tokenizer(checkpoint)
     monkeypatch.setattr(tokenizer, "decode", lambda _: "another text")
     assert round_trip(tokenizer).outcome == "failed"
-    monkeypatch.setattr(tokenizer, "encode", lambda _: [tokenizer.im_end_id])
+    monkeypatch.setattr(tokenizer, "encode", lambda _: [tokenizer.end_of_turn_id])
     assert "control ids [3]" in round_trip(tokenizer).detail

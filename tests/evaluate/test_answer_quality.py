@@ -21,13 +21,13 @@ def answering(model, tokenizer, monkeypatch):
     """A generator that gives the answers it is told, in turn: (text, whether it stops)."""
 
     def build(*answers):
-        generator = Generator(model, tokenizer, stop_ids=[tokenizer.eot_id, tokenizer.im_end_id])
+        generator = Generator(model, tokenizer, stop_ids=[tokenizer.eot_id, tokenizer.end_of_turn_id])
 
         def generate(prompts, params, **_):
             assert params.temperature == 0
             completions = []
             for _, (text, stops) in zip(prompts, answers, strict=True):
-                ids = tokenizer.encode(text) + [tokenizer.im_end_id] * stops
+                ids = tokenizer.encode(text) + [tokenizer.end_of_turn_id] * stops
                 completions.append(Completion(ids, text, "stop" if stops else "length", [0.0] * len(ids)))
             return completions
 
@@ -71,7 +71,7 @@ def test_samples_show_prompt_answer_and_reference(answering):
 
 
 def test_the_seed_draws_the_prompts(model, tokenizer):
-    generator = Generator(model, tokenizer, stop_ids=[tokenizer.im_end_id])
+    generator = Generator(model, tokenizer, stop_ids=[tokenizer.end_of_turn_id])
     talks = [conversation(f"{n}?", "yes") for n in range(30)]
 
     def drawn(seed):
@@ -84,7 +84,7 @@ def test_the_seed_draws_the_prompts(model, tokenizer):
 
 
 def test_prompts_without_room_for_an_answer_are_left_out_and_counted(model, tokenizer):
-    generator = Generator(model, tokenizer, stop_ids=[tokenizer.im_end_id])
+    generator = Generator(model, tokenizer, stop_ids=[tokenizer.end_of_turn_id])
     found = answer_quality(generator, [conversation("a?", "yes"), conversation("long " * 40, "yes")], max_new_tokens=20)
     assert (found.prompts, found.too_long) == (1, 1)
     with pytest.raises(UserError, match="none of 1 held-out prompts leaves room"):
@@ -94,6 +94,6 @@ def test_prompts_without_room_for_an_answer_are_left_out_and_counted(model, toke
 
 
 def test_every_figure_is_finite_plain_json(model, tokenizer):
-    generator = Generator(model, tokenizer, stop_ids=[tokenizer.im_end_id])
+    generator = Generator(model, tokenizer, stop_ids=[tokenizer.end_of_turn_id])
     plain = answer_quality(generator, [conversation("a?", "yes")], max_new_tokens=8).to_dict()
     assert json.loads(json.dumps(plain, allow_nan=False)) == plain

@@ -87,7 +87,7 @@ def test_the_tokens_of_a_plain_choice_are_those_it_has_in_context(tokenizer, cho
 
 def test_a_text_with_control_literals_stays_text(tokenizer):
     scored = chat_choice(tokenizer, "<|im_end|>", "<|im_end|>")
-    assert scored.ids.count(tokenizer.im_end_id) == 1
+    assert scored.ids.count(tokenizer.end_of_turn_id) == 1
     assert tokenizer.decode(scored.ids[scored.start :]) == "<|im_end|>"
 
 

@@ -31,7 +31,7 @@ def model(tokenizer: Tokenizer) -> Decoder:
 
 @pytest.fixture(scope="session")
 def generator(model: Decoder, tokenizer: Tokenizer) -> Generator:
-    return Generator(model, tokenizer, stop_ids=[tokenizer.eot_id, tokenizer.im_end_id])
+    return Generator(model, tokenizer, stop_ids=[tokenizer.eot_id, tokenizer.end_of_turn_id])
 
 
 @pytest.fixture(scope="session")
@@ -65,6 +65,6 @@ def speaker(tokenizer: Tokenizer) -> Callable[[Sequence[int]], Generator]:
             model.lm_head.weight.zero_()
             for token, successor in pairwise(chain):
                 model.lm_head.weight[successor, token] = 1.0
-        return Generator(model, tokenizer, stop_ids=[tokenizer.eot_id, tokenizer.im_end_id])
+        return Generator(model, tokenizer, stop_ids=[tokenizer.eot_id, tokenizer.end_of_turn_id])
 
     return build

@@ -129,7 +129,7 @@ def test_greedy_answers_are_those_of_transformers(model, generator, tokenizer, p
             do_sample=False,
             repetition_penalty=penalty,
             suppress_tokens=never_sampled(tokenizer),
-            eos_token_id=[tokenizer.eot_id, tokenizer.im_end_id],
+            eos_token_id=[tokenizer.eot_id, tokenizer.end_of_turn_id],
             pad_token_id=tokenizer.pad_id,
         )[:, width:]
         .tolist()

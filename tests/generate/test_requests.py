@@ -82,7 +82,7 @@ def test_padding_reserved_tokens_and_rows_beyond_the_tokenizer_are_never_sampled
 
 def test_end_of_text_end_of_turn_and_tool_markers_can_be_sampled(speaker, tokenizer):
     call, word, end = 4, 30, 5
-    answer = speaker([31, call, word, end, tokenizer.im_end_id]).generate([[31]], SamplingParams(temperature=0))[0]
-    assert answer.ids == [call, word, end, tokenizer.im_end_id]
+    answer = speaker([31, call, word, end, tokenizer.end_of_turn_id]).generate([[31]], SamplingParams(temperature=0))[0]
+    assert answer.ids == [call, word, end, tokenizer.end_of_turn_id]
     assert answer.text == f"<tool_call>{tokenizer.decode([word])}</tool_call>"
     assert answer.finish_reason == "stop"

@@ -17,7 +17,7 @@ def say(speaker, tokenizer):
 
     def run(ids, **settings):
         first = next(i for i in range(24, tokenizer.vocab_size) if i not in ids)
-        generator = speaker([first, *ids, tokenizer.im_end_id])
+        generator = speaker([first, *ids, tokenizer.end_of_turn_id])
         params = SamplingParams(**({"temperature": 0, "max_new_tokens": 30} | settings))
         chunks = list(generator.stream([first], params))
         return chunks, generator.generate([[first]], params)[0]
@@ -93,7 +93,7 @@ def test_a_stop_string_finished_by_the_last_allowed_token_is_a_stop(say, tokeniz
 
 def test_stop_ids_of_the_generator_and_of_the_request_both_end_it(say, tokenizer):
     ids = single_bytes(tokenizer, b"abc")
-    assert say(ids)[1].ids == [*ids, tokenizer.im_end_id]
+    assert say(ids)[1].ids == [*ids, tokenizer.end_of_turn_id]
     chunks, whole = say(ids, stop_ids=[ids[1]])
     assert (whole.text, whole.ids, whole.finish_reason) == ("a", ids[:2], "stop")
     assert [(chunk.text, chunk.ids, chunk.finish_reason) for chunk in chunks] == [

@@ -95,7 +95,7 @@ def test_the_prompt_served_is_a_prefix_of_the_example_trained_on_and_the_mask_be
         turn = tokenizer.render(messages[: place + 1], tools=tools)
         assert whole.ids[: len(prompt.ids)] == prompt.ids
         assert not any(prompt.assistant_mask[len(tokenizer.render(messages[:place], tools=tools).ids) :])
-        assert turn.ids[-2] == tokenizer.im_end_id
+        assert turn.ids[-2] == tokenizer.end_of_turn_id
         for token in range(len(prompt.ids), len(turn.ids) - 1):
             supervised[token] = True
     if messages[0]["role"] == "assistant":
@@ -124,7 +124,7 @@ def test_a_conversation_is_rendered_as_written_down_here(tokenizer):
 
 
 def test_no_end_of_text_stands_in_front_of_a_conversation(tokenizer):
-    assert tokenizer.render(EXCHANGE).ids[0] == tokenizer.im_start_id
+    assert tokenizer.render(EXCHANGE).ids[0] == tokenizer.encode_with_control("<|im_start|>")[0]
     assert tokenizer.eot_id not in tokenizer.render(EXCHANGE).ids
 
 

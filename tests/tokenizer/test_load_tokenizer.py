@@ -66,7 +66,11 @@ def test_a_tokenizer_is_extended_behind_its_last_id_and_keeps_the_ids_it_has(tex
     tokenizer = load_tokenizer(write(backend, tmp_path), missing="extend")
     assert tokenizer.vocab_size == 448
     assert tokenizer.eot_id == backend.token_to_id("<|endoftext|>") == 400
-    assert (tokenizer.pad_id, tokenizer.im_start_id, tokenizer.im_end_id) == (401, 402, 403)
+    assert (tokenizer.pad_id, tokenizer.encode_with_control("<|im_start|>")[0], tokenizer.end_of_turn_id) == (
+        401,
+        402,
+        403,
+    )
     assert [tokenizer.decode([i]) for i in range(404, 410)] == [*TOOLS, "<|reserved_0|>", "<|reserved_1|>"]
     assert tokenizer.special_ids == set(range(400, 448))
     for text in texts[:20]:
@@ -110,7 +114,7 @@ def test_a_needed_token_that_stands_in_the_vocabulary_unflagged_keeps_its_id(fol
     definition = json.loads((folder / "tokenizer.json").read_text("utf-8"))
     definition["added_tokens"] = [e for e in definition["added_tokens"] if e["content"] != "<|im_end|>"]
     extended = load_tokenizer(write(definition, tmp_path), missing="extend")
-    assert extended.im_end_id == 3
+    assert extended.end_of_turn_id == 3
     assert 3 not in extended.encode("<|im_end|>")
 
 

@@ -33,7 +33,7 @@ def test_transformers_finds_the_same_size_and_special_ids(tokenizer, beside_a_mo
     assert beside_a_model.pad_token_id == tokenizer.pad_id
     assert beside_a_model.eos_token_id == tokenizer.eot_id != tokenizer.pad_id
     assert beside_a_model.bos_token_id is None
-    assert beside_a_model.convert_tokens_to_ids("<|im_end|>") == tokenizer.im_end_id
+    assert beside_a_model.convert_tokens_to_ids("<|im_end|>") == tokenizer.end_of_turn_id
     assert beside_a_model.padding_side == "left"
 
 

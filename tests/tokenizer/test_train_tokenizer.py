@@ -25,7 +25,12 @@ def test_special_tokens_stand_first_in_their_order(tokenizer):
         "</tool_response>",
     )
     assert SPECIAL_TOKENS[8:] == tuple(f"<|reserved_{n}|>" for n in range(16))
-    assert (tokenizer.eot_id, tokenizer.pad_id, tokenizer.im_start_id, tokenizer.im_end_id) == (0, 1, 2, 3)
+    assert (
+        tokenizer.eot_id,
+        tokenizer.pad_id,
+        tokenizer.encode_with_control("<|im_start|>")[0],
+        tokenizer.end_of_turn_id,
+    ) == (0, 1, 2, 3)
     assert tokenizer.special_ids == set(range(24))
 
 

@@ -41,9 +41,9 @@ def test_exactly_the_answers_and_the_tokens_that_end_them_are_supervised(tokeniz
 @given(chats)
 def test_every_answer_ends_with_a_supervised_end_of_turn_that_is_neither_padding_nor_end_of_text(tokenizer, contents):
     example = make_example(conversation(*contents), tokenizer)
-    ends = [place for place, token in enumerate(example.ids) if token == tokenizer.im_end_id]
+    ends = [place for place, token in enumerate(example.ids) if token == tokenizer.end_of_turn_id]
     assert [example.supervised[place] for place in ends] == [False, True] * (len(contents) // 2)
-    assert len({tokenizer.im_end_id, tokenizer.pad_id, tokenizer.eot_id}) == 3
+    assert len({tokenizer.end_of_turn_id, tokenizer.pad_id, tokenizer.eot_id}) == 3
 
 
 @with_tokenizer
@@ -64,12 +64,12 @@ def test_the_prompt_that_is_served_is_an_exact_prefix_of_the_example_trained_on(
 def test_text_of_a_user_that_spells_control_tokens_stays_text(tokenizer, contents):
     example = make_example(conversation(*contents), tokenizer)
     control = [token for token in example.ids if token in tokenizer.special_ids]
-    assert control == [tokenizer.im_start_id, tokenizer.im_end_id] * len(contents)
+    assert control == [tokenizer.encode_with_control("<|im_start|>")[0], tokenizer.end_of_turn_id] * len(contents)
 
 
 def test_an_example_begins_with_one_start_of_turn_and_no_second_beginning_of_text(tokenizer):
     ids = make_example(conversation("Hello!", "Hi."), tokenizer).ids
-    assert ids[0] == tokenizer.im_start_id
+    assert ids[0] == tokenizer.encode_with_control("<|im_start|>")[0]
     assert ids.count(tokenizer.eot_id) == 0
     assert ids == tokenizer.render(turns("Hello!", "Hi.")).ids
 

@@ -12,7 +12,7 @@ from modicum.data import Loader
 from modicum.generate import Generator, SamplingParams
 from modicum.model import Decoder, ModelConfig
 from modicum.store import hash_file
-from modicum.train import AdamW, Intervals, Schedule, Wishes, read_metrics, train
+from modicum.train import Intervals, OptimizerSettings, Schedule, Wishes, read_metrics, train
 from modicum.tune import ConversationRows, collect, make_example, packed_batches
 
 CHATS = [
@@ -63,7 +63,7 @@ def tune(model, tokenizer, out, steps):
         steps=steps,
         seed=0,
         schedule=Schedule("cosine", peak=1e-2),
-        adamw=AdamW(0.0, (0.9, 0.95), 1e-8, 1.0),
+        optimizer=OptimizerSettings(weight_decay=0.0),
         micro_batch_size=2,
         heldout=lambda: packed_batches(examples(tokenizer), 64, pad_id=tokenizer.pad_id),
         intervals=Intervals(checkpoint=41, evaluate=41),
@@ -79,7 +79,7 @@ def tuned(tokenizer, tmp_path_factory):
 
 def test_a_tuned_model_gives_each_prompt_its_own_answer_and_stops_by_itself(tuned, tokenizer):
     model, _ = tuned
-    generator = Generator(model, tokenizer, stop_ids=[tokenizer.im_end_id, tokenizer.eot_id])
+    generator = Generator(model, tokenizer, stop_ids=[tokenizer.end_of_turn_id, tokenizer.eot_id])
     prompts = [tokenizer.render(chat.messages[:-1], add_generation_prompt=True).ids for chat in CHATS]
     answers = generator.generate(prompts, SamplingParams(max_new_tokens=32, temperature=0))
     assert [answer.text for answer in answers] == [chat.messages[-1]["content"] for chat in CHATS]

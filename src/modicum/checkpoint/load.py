@@ -72,7 +72,7 @@ def load_checkpoint(path: Path, *, verify: bool = True) -> Checkpoint:
         config = ModelConfig.from_hf(_read_json(path / "config.json"))
     except UserError as error:
         raise UserError(f"{path / 'config.json'}: {error}") from None
-    tokenizer = load_tokenizer(path)
+    tokenizer = load_tokenizer(path, missing="keep")
     if tokenizer.vocab_size > config.vocab_size:
         raise UserError(
             f"{path}: tokenizer.json has {tokenizer.vocab_size} ids and config.json a vocabulary of "

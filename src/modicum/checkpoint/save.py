@@ -67,9 +67,10 @@ def write_model(
         raise ValueError("files hold the half-split rotary layout: permute the weights before they are written")
     if any(name.startswith("_orig_mod.") for name in weights):
         raise ValueError("these are the names of a compiled module; give the state dict of the module it wraps")
-    stops = [tokenizer.im_end_id, tokenizer.eot_id] if chat else [tokenizer.eot_id]
+    # the end of a turn may be the end of text itself
+    stops = list(dict.fromkeys([tokenizer.end_of_turn_id, tokenizer.eot_id])) if chat else [tokenizer.eot_id]
     tokens: dict[str, Any] = {
-        "bos_token_id": tokenizer.eot_id,
+        "bos_token_id": tokenizer.bos_id,
         "eos_token_id": stops if chat else tokenizer.eot_id,
         "pad_token_id": tokenizer.pad_id,
     }

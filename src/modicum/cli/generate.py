@@ -63,7 +63,7 @@ def generate(
         messages = [{"role": "system", "content": system}] if system else []
         ids = tokenizer.render([*messages, {"role": "user", "content": text}], add_generation_prompt=True).ids
     else:
-        ids = [tokenizer.eot_id, *tokenizer.encode(text)]
+        ids = [tokenizer.bos_id, *tokenizer.encode(text)]
     generator = Generator(loaded.model(), tokenizer, stop_ids=loaded.stop_ids)
     if as_json:
         (answer,) = generator.generate([ids], params)

@@ -57,6 +57,9 @@ def window_batch(
 ) -> Batch:
     """One row for each (source, window). Window i holds the source's tokens i·T .. i·T+T, the last a target only.
 
+    The target of a document's end, which would be the start of the next one, does not count: nobody asks a model to go
+    on there, and so sure a target would make losses look lower than another tokenizer's. Where one token both begins
+    and ends documents, it is the end of the one before it, and counts.
     A document that goes on from the window before starts at position 0 again. Without `separate_documents` positions
     run 0..T-1 and all documents are 0. Rows of padding are added up to `pad_rows_to`. Raises UserError for an id that
     the vocabulary does not have.
@@ -89,6 +92,8 @@ def window_batch(
         positions = np.tile(places, (B, 1))
     supervised = np.zeros((B, T + 1), np.bool_)
     supervised[:, 1:] = real
+    if shards.info.bos_id != shards.info.eot_id:
+        supervised[:, 1:] &= ids[:, :-1] != shards.info.eot_id  # no text contains it, so it stands at ends alone
     return Batch(
         ids=torch.from_numpy(ids),
         positions=torch.from_numpy(positions.astype(np.int64, copy=False)),

@@ -17,8 +17,8 @@ _SOURCE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 @dataclass(frozen=True)
 class SourceInfo:
-    """One source: documents, tokens (each document's leading end-of-text included), bytes of UTF-8 text, the largest
-    id, and the tokens in each of its files. Those hold one more than `tokens`: the end-of-text after the last document.
+    """One source: documents, tokens (those that begin and end a document included), bytes of UTF-8 text, the largest
+    id, and the tokens in each of its files. Those hold one more than `tokens`: what would begin one more document.
     """
 
     documents: int
@@ -30,10 +30,14 @@ class SourceInfo:
 
 @dataclass(frozen=True)
 class ShardsInfo:
-    """A folder of shards: the tokenizer it was made with, the dtype of its ids, and its sources by name."""
+    """A folder of shards: the tokenizer it was made with, the dtype of its ids, and its sources by name.
+
+    bos_id stands before each document and eot_id ends it; one token may be both.
+    """
 
     tokenizer_hash: str
     vocab_size: int
+    bos_id: int
     eot_id: int
     pad_id: int
     dtype: str
@@ -74,7 +78,10 @@ def offsets_file(folder: Path) -> Path:
 
 
 def write_index(shards: Path, info: ShardsInfo) -> None:
-    write_json(shards / "index.json", {"format": FORMAT, **asdict(info)})
+    plain = {"format": FORMAT, **asdict(info)}
+    if info.bos_id == info.eot_id:
+        del plain["bos_id"]
+    write_json(shards / "index.json", plain)
 
 
 def read_index(shards: Path) -> ShardsInfo:
@@ -88,7 +95,7 @@ def read_index(shards: Path) -> ShardsInfo:
             name: SourceInfo(**{**source, "files": tuple(source["files"])})
             for name, source in plain.pop("sources").items()
         }
-        info = ShardsInfo(**plain, sources=sources)
+        info = ShardsInfo(**{"bos_id": plain["eot_id"], **plain}, sources=sources)
         _ = info.id_dtype, [source_folder(shards, name) for name in sources]
         return info
     except FileNotFoundError:

@@ -13,7 +13,7 @@ from modicum.store.manifest import MANIFEST, read_manifest
 
 
 class SourceTokens:
-    """One source's tokens over all its files; the one at place `tokens` is the end-of-text after the last document."""
+    """One source's tokens over all its files; the one at place `tokens` stands after the last document."""
 
     def __init__(self, name: str, folder: Path, info: SourceInfo, dtype: np.dtype[np.unsignedinteger]) -> None:
         self.name = name

@@ -40,6 +40,8 @@ class Encoder(Protocol):
     @property
     def vocab_size(self) -> int: ...
     @property
+    def bos_id(self) -> int: ...
+    @property
     def eot_id(self) -> int: ...
     @property
     def pad_id(self) -> int: ...
@@ -64,7 +66,8 @@ def write_shards(
 ) -> ShardsInfo:
     """Write `out`: per source the documents' tokens in a seeded order, their starts, index.json and manifest.json.
 
-    A document is [end-of-text] + its ids; one more end-of-text ends the last. Ids are uint16, or uint32 when the
+    A document is the token before a text + its ids + the end of text; where one token is both, the next document's
+    ends this one. One more token before a text stands after the last document. Ids are uint16, or uint32 when the
     vocabulary is above 65,536; no file holds more than `tokens_per_shard` of them. `out` appears (or is replaced) only
     when it is whole. The result depends on the documents, their order, the tokenizer and the seed alone.
     """
@@ -77,12 +80,13 @@ def write_shards(
         for name, scratch in sorted(scratches.items()):
             order = order_key(seed, "documents", name)
             sources[name] = _shuffle(
-                scratch, source_folder(folder, name), tokenizer.eot_id, order, tokens_per_shard, dtype
+                scratch, source_folder(folder, name), tokenizer.bos_id, order, tokens_per_shard, dtype
             )
             scratch.path.unlink()
         info = ShardsInfo(
             tokenizer_hash=tokenizer.hash,
             vocab_size=tokenizer.vocab_size,
+            bos_id=tokenizer.bos_id,
             eot_id=tokenizer.eot_id,
             pad_id=tokenizer.pad_id,
             dtype=dtype.name,
@@ -98,10 +102,11 @@ def _encode(
     documents: Iterable[TextDocument], tokenizer: Encoder, folder: Path, dtype: np.dtype[np.unsignedinteger]
 ) -> dict[str, _Scratch]:
     scratches: dict[str, _Scratch] = {}
+    end = [] if tokenizer.bos_id == tokenizer.eot_id else [tokenizer.eot_id]
     try:
         for batch in _batches(documents):
             for document, ids in zip(batch, _encode_batch(tokenizer, batch), strict=True):
-                tokens = np.array([tokenizer.eot_id, *ids], np.int64)
+                tokens = np.array([tokenizer.bos_id, *ids, *end], np.int64)
                 if tokens.min() < 0 or tokens.max() >= tokenizer.vocab_size:
                     raise ValueError(
                         f"document {document.id}: the tokenizer gave an id outside its {tokenizer.vocab_size} ids"
@@ -151,7 +156,7 @@ def _encode_batch(tokenizer: Encoder, batch: list[TextDocument]) -> list[list[in
 def _shuffle(
     scratch: _Scratch,
     folder: Path,
-    eot_id: int,
+    bos_id: int,
     order: int,
     tokens_per_shard: int,
     dtype: np.dtype[np.unsignedinteger],
@@ -165,7 +170,7 @@ def _shuffle(
     ends = np.cumsum(lengths, dtype=np.uint64)
     tokens = np.memmap(scratch.path, dtype=dtype, mode="r", shape=(total,))
     documents = (tokens[int(ends[i] - lengths[i]) : int(ends[i])] for i in places)
-    files = _write_files(_blocks(documents, np.array([eot_id], dtype)), folder, tokens_per_shard)
+    files = _write_files(_blocks(documents, np.array([bos_id], dtype)), folder, tokens_per_shard)
     return SourceInfo(count, total, scratch.bytes, scratch.max_id, tuple(files))
 
 

@@ -1,9 +1,10 @@
 """Bits per byte of held-out text: how well a model predicts, whatever its tokenizer.
 
-Protocol. A document is the segment [eot] + tokens + [eot]; every token after the first is a target, the final eot too,
-and its bits are divided by the bytes of the text (UTF-8). A segment longer than the context is read in windows that
-overlap by half: a target is scored once, in the first window that holds it, so all but a document's first targets see
-at least half a context. Figures are sums over documents divided by sums of bytes; the interval is over documents.
+Protocol. A document is the segment [bos] + tokens + [eot] (one token, <|endoftext|>, is both in our own tokenizers);
+every token after the first is a target, the final eot too, and its bits are divided by the bytes of the text (UTF-8).
+A segment longer than the context is read in windows that overlap by half: a target is scored once, in the first window
+that holds it, so all but a document's first targets see at least half a context. Figures are sums over documents
+divided by sums of bytes; the interval is over documents.
 """
 
 import hashlib
@@ -101,8 +102,8 @@ def bits_per_byte(
 
 
 def _segments(tokenizer: Tokenizer, group: list[Document]) -> list[list[int]]:
-    eot = tokenizer.eot_id
-    return [[eot, *ids, eot] for ids in tokenizer.encode_batch([document.text for document in group])]
+    bos, eot = tokenizer.bos_id, tokenizer.eot_id
+    return [[bos, *ids, eot] for ids in tokenizer.encode_batch([document.text for document in group])]
 
 
 def _bits(model: Decoder, segments: list[list[int]], window: int, batch_tokens: int, bfloat16: bool) -> list[float]:

@@ -2,8 +2,8 @@
 
 For a chat model the question is a user's turn and the choice the assistant's content (the end of the turn is not
 scored: an answer in training is often longer than a choice). For a base model both stand in plain text:
-"Question: ...\\nAnswer: ...", after the end-of-text token. The tokens scored are those that the whole has and the
-prompt alone has not.
+"Question: ...\\nAnswer: ...", after the token that begins a text. The tokens scored are those that the whole has and
+the prompt alone has not.
 """
 
 from collections.abc import Callable, Sequence
@@ -110,7 +110,7 @@ def plain_choice(tokenizer: Tokenizer, question: str, choice: str) -> Scored:
     prompt = f"Question: {question.strip()}\nAnswer:"
     before, ids = tokenizer.encode_batch([prompt, f"{prompt} {choice.strip()}"])
     same = next((i for i, (a, b) in enumerate(zip(before, ids, strict=False)) if a != b), len(before))
-    return Scored([tokenizer.eot_id, *ids], same + 1)
+    return Scored([tokenizer.bos_id, *ids], same + 1)
 
 
 def marks(item: Choice, sums: list[float]) -> tuple[float, float]:

@@ -51,7 +51,7 @@ class Generator:
     """A model and its tokenizer, ready to answer. Holds no state between calls.
 
     stop_ids: ids that end every answer; those of a checkpoint, or `[tokenizer.eot_id]` for a base model.
-    Padding, reserved tokens, the start of a turn, and rows of the embedding beyond the tokenizer are never sampled.
+    Padding, reserved tokens, the start of a turn, and rows of the embedding without a token are never sampled.
     Raises UserError when the tokenizer has more ids than the model.
     """
 
@@ -66,8 +66,9 @@ class Generator:
         self.tokenizer = tokenizer
         self.stop_ids = frozenset(stop_ids)
         self._spoken = {i for i in tokenizer.special_ids if tokenizer.id_bytes(i).decode() in TOOL_MARKERS}
-        wanted = {tokenizer.eot_id, tokenizer.im_end_id, *self._spoken, *stop_ids}
-        never = (tokenizer.special_ids - wanted) | set(range(tokenizer.vocab_size, rows))
+        wanted = {tokenizer.eot_id, tokenizer.end_of_turn_id, *self._spoken, *stop_ids}
+        empty = (i for i in range(tokenizer.vocab_size) if not tokenizer.id_bytes(i))
+        never = (tokenizer.special_ids - wanted).union(empty, range(tokenizer.vocab_size, rows))
         self._never = torch.tensor(sorted(never), dtype=torch.int64)
 
     @property
@@ -84,7 +85,7 @@ class Generator:
     ) -> list[Completion]:
         """A completion for each prompt (token ids), in their order; `params` for all of them, or one each.
 
-        An empty prompt is that of a document's start, the end-of-text token. Prompts of like length are decoded
+        An empty prompt is that of a document's start. Prompts of like length are decoded
         together, batch_size at a time. Raises UserError for an id beyond the vocabulary and for a prompt longer than
         the context.
         """
@@ -138,7 +139,7 @@ class Generator:
             yield
 
     def _checked(self, prompt: Sequence[int], name: str) -> list[int]:
-        ids = list(prompt) or [self.tokenizer.eot_id]
+        ids = list(prompt) or [self.tokenizer.bos_id]
         beyond = next((i for i in ids if not 0 <= i < self.model.config.vocab_size), None)
         if beyond is not None:
             raise UserError(
@@ -177,6 +178,7 @@ class _Answer:
 
     def take(self, token: int, logprob: float) -> None:
         """One more token: find out whether it ends the answer, and what text is certain now."""
+        before = self.ids[-1] if self.ids else self.prompt[-1]
         self.ids.append(token)
         self.logprobs.append(logprob)
         if token in self._stop_ids:
@@ -184,7 +186,7 @@ class _Answer:
             self.finish_reason = "stop"
             return
         if token not in self._silent:
-            self.texts.append(self._stream.feed(self._tokenizer.id_bytes(token)))
+            self.texts.append(self._stream.feed(self._tokenizer.bytes_after(token, before)))
         if len(self.ids) == self.limit:
             self.texts.append(self._stream.finish())
             self.finish_reason = "length"

@@ -148,7 +148,7 @@ def _continuations(road: Road, base: Checkpoint) -> list[dict[str, Any]]:
     for document in read_documents(corpus_folder(road), HELDOUT):
         opening = document.text[:80]
         (answer,) = generator.generate(
-            [[base.tokenizer.eot_id, *base.tokenizer.encode(opening)]],
+            [[base.tokenizer.bos_id, *base.tokenizer.encode(opening)]],
             SamplingParams(max_new_tokens=_SAMPLE_TOKENS, temperature=0.8, seed=road.seed("evaluate")),
         )
         messages = [{"role": "text", "content": opening}, {"role": "assistant", "content": answer.text}]

@@ -14,7 +14,7 @@ from typing import Any
 from modicum.store import UserError
 from modicum.tokenizer.conversation import Conversation, Region
 from modicum.tokenizer.literals import Found, Literals
-from modicum.tokenizer.special import EOT, PAD, TOOL_MARKERS
+from modicum.tokenizer.special import TOOL_MARKERS
 from modicum.tokenizer.template import RenderedText, Template
 
 
@@ -32,16 +32,22 @@ class Rendered:
 
 
 class Renderer:
-    """Renders conversations with one template.
+    """Renders conversations with one template, or with none only texts.
 
-    control: the added_tokens entries of the control tokens. encode: text to ids without control tokens.
+    control: the added_tokens entries of the control tokens. encode: text to ids without control tokens. names: what
+    the template's eos_token, pad_token and the like are.
     """
 
     def __init__(
-        self, template: Template, control: Iterable[Mapping[str, Any]], encode: Callable[[str], list[int]]
+        self,
+        template: Template | None,
+        control: Iterable[Mapping[str, Any]],
+        encode: Callable[[str], list[int]],
+        names: Mapping[str, str],
     ) -> None:
         entries = list(control)
         self._template = template
+        self._names = names
         self._ids: dict[str, int] = {entry["content"]: entry["id"] for entry in entries}
         self._eats_left = {entry["content"] for entry in entries if entry["lstrip"]}
         self._eats_right = {entry["content"] for entry in entries if entry["rstrip"]}
@@ -53,7 +59,13 @@ class Renderer:
     ) -> Rendered:
         """Raises UserError for a conversation that cannot be rendered, and for a template whose prompt for an assistant
         turn is not what that turn begins with: a model trained on the one would be served the other."""
-        conversation = Conversation(messages, tools, self._literals, avoid=self._template.source)
+        template = self._template
+        if template is None:
+            raise UserError(
+                "this tokenizer has no chat template, so conversations cannot be written; name one (chat.template: in "
+                "a recipe) or put a chat_template.jinja beside its tokenizer.json"
+            )
+        conversation = Conversation(messages, tools, self._literals, avoid=template.source)
         now = time.time()  # once: a clock that a template reads must not move between a prompt and its example
 
         def write(count: int, prompt: bool, hidden: bool = True) -> RenderedText:
@@ -62,14 +74,13 @@ class Renderer:
                 "tools": conversation.tools if hidden else conversation.plain_tools,
                 "documents": None,
                 "add_generation_prompt": prompt,
-                "eos_token": EOT,
-                "pad_token": PAD,
+                **self._names,
             }
-            return self._template.render(context, now=now)
+            return template.render(context, now=now)
 
         count = len(conversation.messages)
         written = write(count, add_generation_prompt)
-        if self._template.shipped:
+        if template.shipped:
             return self._tokens(written.text, written.blocks, conversation.restore)
         if conversation.hides:
             as_is = write(count, add_generation_prompt, hidden=False)

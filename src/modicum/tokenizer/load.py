@@ -1,6 +1,7 @@
-"""Read any byte-complete BPE tokenizer.json: take it, add the control tokens it lacks, or say what it lacks."""
+"""Read any byte-complete BPE tokenizer.json: keep it, add the control tokens it lacks, or say what it lacks."""
 
 import json
+from collections.abc import Iterable
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -11,39 +12,58 @@ import tokenizers
 from modicum.store import UserError
 from modicum.tokenizer.definition import checked_definition, json_text
 from modicum.tokenizer.encoder import guarded
-from modicum.tokenizer.special import NEEDED_TOKENS, next_multiple, reserved_token, special_entry
+from modicum.tokenizer.roles import OWN_ROLES, with_roles
+from modicum.tokenizer.special import IM_END, IM_START, NEEDED_TOKENS, next_multiple, reserved_token, special_entry
 from modicum.tokenizer.template import CHATML
 from modicum.tokenizer.tokenizer import Tokenizer
+from modicum.tokenizer.vocabulary import is_control
 
 LARGEST_FILE = 1 << 28
 
 
 def load_tokenizer(
-    path: Path, *, template: str | None = None, missing: Literal["refuse", "extend"] = "refuse"
+    path: Path, *, template: str | None = None, missing: Literal["refuse", "extend", "keep"] = "refuse"
 ) -> Tokenizer:
     """The tokenizer of a tokenizer.json, or of a folder that holds one.
 
     template: the source of a chat template; without one, the folder's chat_template.jinja (or the one in its
     tokenizer_config.json), else ChatML. missing: what to do when control tokens are missing or the size is no
-    multiple of 64: refuse, or append them (a model trained with the old vocabulary then needs new rows).
+    multiple of 64: refuse, or append them (a model trained with the old vocabulary then needs new rows), or keep the
+    tokenizer as it is, with the roles that the tokenizer_config.json beside it names, as a model from elsewhere needs
+    it; one that is kept has no template where it lacks ChatML's tokens.
     Decoding gives back every text unless the file holds a normalizer, as Qwen's NFC; then it gives back that form.
     Raises UserError for a file that is not such a tokenizer.
     """
     file = path / "tokenizer.json" if path.is_dir() else path
     definition = checked_definition(_read_json(file), str(file))
+    roles, probed = OWN_ROLES, list(NEEDED_TOKENS)
+    if template is None and (path.is_dir() or missing == "keep"):
+        template = _template_in(file.parent)
+    if missing == "keep":
+        settings = file.parent / "tokenizer_config.json"
+        definition, roles = with_roles(definition, _read_json(settings) if settings.is_file() else None, str(file))
+        control = [entry["content"] for entry in definition["added_tokens"] if is_control(entry)]
+        if template is None and {IM_START, IM_END} <= set(control):
+            template = CHATML
+        probed = [token for token in control if token in roles.named.values() or token in (template or "")]
+    else:
+        _complete(definition, file, extend=missing == "extend")
+        template = CHATML if template is None else template
+    whole = guarded(lambda: tokenizers.Tokenizer.from_str(json_text(definition)), f"{file}: cannot be used")
+    tokenizer = Tokenizer(definition, template, roles)
+    _check_against_library(tokenizer, whole, probed, file)
+    return tokenizer
+
+
+def _complete(definition: dict[str, Any], file: Path, *, extend: bool) -> None:
+    """Refuse a definition that lacks needed tokens or leaves rows empty, or append what is missing."""
     lacking = [token for token in NEEDED_TOKENS if token not in {e["content"] for e in definition["added_tokens"]}]
     vocab = definition["model"]["vocab"]
     size = next_multiple(max(vocab.values()) + 1 + sum(token not in vocab for token in lacking))
     if lacking or size != len(vocab):
-        if missing == "refuse":
+        if not extend:
             raise UserError(_refusal(file, lacking, len(vocab), size))
         _extend(definition, lacking, size)
-    if template is None and path.is_dir():
-        template = _template_in(path)
-    whole = guarded(lambda: tokenizers.Tokenizer.from_str(json_text(definition)), f"{file}: cannot be used")
-    tokenizer = Tokenizer(definition, CHATML if template is None else template)
-    _check_against_library(tokenizer, whole, file)
-    return tokenizer
 
 
 def _read_text(file: Path) -> str:
@@ -110,9 +130,11 @@ def _template_in(folder: Path) -> str | None:
     return found
 
 
-def _check_against_library(tokenizer: Tokenizer, whole: tokenizers.Tokenizer, file: Path) -> None:
-    """Raise UserError when cutting a text at its control tokens and encoding the spans is not what the library does."""
-    for token in NEEDED_TOKENS:
+def _check_against_library(
+    tokenizer: Tokenizer, whole: tokenizers.Tokenizer, probed: Iterable[str], file: Path
+) -> None:
+    """Raise UserError when cutting a text at control tokens and encoding the spans is not what the library does."""
+    for token in probed:
         text = f"{token}one{token} Two  {token}\n\n3 é{token}{token} x"
         expected = guarded(partial(whole.encode, text, add_special_tokens=False), str(file)).ids
         if tokenizer.encode_with_control(text) != expected:

@@ -5,13 +5,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import tokenizers
-
-from modicum.store import hash_json, write_json, write_text
+from modicum.store import UserError, hash_json, write_json, write_text
 from modicum.tokenizer.chat import Rendered, Renderer
 from modicum.tokenizer.definition import json_text
 from modicum.tokenizer.encoder import PlainEncoder
-from modicum.tokenizer.special import EOT, IM_END, IM_START, PAD
+from modicum.tokenizer.roles import OWN_ROLES, Roles
+from modicum.tokenizer.special import IM_END, NEEDED_TOKENS
 from modicum.tokenizer.template import Template
 from modicum.tokenizer.vocabulary import is_byte_level, is_control, token_bytes
 
@@ -19,34 +18,59 @@ from modicum.tokenizer.vocabulary import is_byte_level, is_control, token_bytes
 class Tokenizer:
     """A tokenizer and its chat template. `train_tokenizer` and `load_tokenizer` make one.
 
-    vocab_size: a multiple of 64; every id below it has a token. eot_id stands before every document and is the target
-    that ends it; pad_id is another id. special_ids: every control token; `encode` never returns one, `render` does
-    where the template wrote it. hash: SHA-256 over everything that decides an id, and the template.
+    vocab_size: one more than the highest id; a multiple of 64, each with a token, unless the tokenizer was kept as it
+    came. bos_id stands before every text and eot_id ends it (one token, `<|endoftext|>`, does both in our own); pad_id
+    fills places that are masked. special_ids: every control token; `encode` never returns one, `render` does where the
+    template wrote it. chat_template: None where there is none. hash: SHA-256 over everything that decides an id.
     """
 
     vocab_size: int
+    bos_id: int
     eot_id: int
     pad_id: int
-    im_start_id: int
-    im_end_id: int
     special_ids: frozenset[int]
-    chat_template: str
+    chat_template: str | None
     hash: str
 
-    def __init__(self, definition: Mapping[str, Any], template: str) -> None:
-        """definition: the content of a tokenizer.json that `load.checked_definition` accepts."""
+    def __init__(self, definition: Mapping[str, Any], template: str | None, roles: Roles = OWN_ROLES) -> None:
+        """definition: the content of a tokenizer.json that `checked_definition` accepts, and `with_roles` for others'
+        roles."""
         control = [entry for entry in definition["added_tokens"] if is_control(entry)]
-        ids = {entry["content"]: entry["id"] for entry in control}
-        self.special_ids = frozenset(ids.values())
-        self.eot_id, self.pad_id, self.im_start_id, self.im_end_id = (ids[t] for t in (EOT, PAD, IM_START, IM_END))
+        self._ids: dict[str, int] = {entry["content"]: entry["id"] for entry in control}
+        self.special_ids = frozenset(self._ids.values())
+        self.bos_id, self.eot_id, self.pad_id = (self._ids[t] for t in (roles.before, roles.eos, roles.pad))
         self._definition = definition
+        self._roles = roles
         self._plain = PlainEncoder(definition)
-        self._byte_level = is_byte_level(definition)
         self._bytes = token_bytes(definition)
         self.vocab_size = len(self._bytes)
         self.chat_template = template
-        self.hash = hash_json({"tokenizer": definition, "template": template})
-        self._renderer = Renderer(Template(template), control, self.encode)
+        hashed = {"tokenizer": definition, "template": template}
+        parts = {"bos": roles.before, "eos": roles.eos, "pad": roles.pad}
+        self._own = parts == {"bos": OWN_ROLES.before, "eos": OWN_ROLES.eos, "pad": OWN_ROLES.pad}
+        self.hash = hash_json(hashed if self._own else {**hashed, "roles": parts})
+        compiled = None if template is None else Template(template)
+        self._renderer = Renderer(compiled, control, self.encode, roles.named)
+        # SentencePiece writes a space before every text, which is no part of it
+        said = b"".join(map(self.id_bytes, self.encode("x")))
+        self._prefixed = not is_byte_level(definition) and said.startswith(b" ")
+
+    @cached_property
+    def end_of_turn_id(self) -> int:
+        """What the template writes after an answer, where that is a control token; else eot_id. Ours: `<|im_end|>`."""
+        if self._own and self._ids.keys() >= set(NEEDED_TOKENS):
+            return self._ids[IM_END]
+        if self.chat_template is None:
+            return self.eot_id
+        try:
+            turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+            rendered = self.render(turns)
+        except UserError:  # a template that cannot write an answer does not end one; who renders with it is told why
+            return self.eot_id
+        last = [token for token, supervised in zip(rendered.ids, rendered.assistant_mask, strict=True) if supervised][
+            -1:
+        ]
+        return last[0] if last and last[0] in self.special_ids else self.eot_id
 
     def encode(self, text: str) -> list[int]:
         """The ids of `text` alone: nothing is put before or after it, and no control token comes out of it.
@@ -65,17 +89,27 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
         """The text of `ids`; bytes that make no whole character become U+FFFD. Raises ValueError for an unknown id."""
-        kept = [i for i in map(int, ids) if not (skip_special and i in self.special_ids)]
-        pieces = [self.id_bytes(i) for i in kept]
-        if self._byte_level:
-            return b"".join(pieces).decode("utf-8", "replace")
-        return str(self._whole.decode(kept, skip_special_tokens=False))
+        pieces, before = [], None
+        for token in map(int, ids):
+            if not (skip_special and token in self.special_ids):
+                pieces.append(self.bytes_after(token, before))
+            before = token
+        return b"".join(pieces).decode("utf-8", "replace")
 
     def id_bytes(self, token_id: int) -> bytes:
         """The bytes that a token stands for, perhaps a part of a character. Raises ValueError for an unknown id."""
         if not 0 <= token_id < self.vocab_size:
             raise ValueError(f"id {token_id} is outside the vocabulary of {self.vocab_size}")
         return self._bytes[token_id]
+
+    def bytes_after(self, token_id: int, before: int | None) -> bytes:
+        """The bytes that a token adds to a text whose last token is `before` (None: there is none yet).
+
+        Those of `id_bytes`, but for the space that a SentencePiece tokenizer puts before every text.
+        """
+        found = self.id_bytes(token_id)
+        starts = self._prefixed and (before is None or before in self.special_ids)
+        return found[1:] if starts and found.startswith(b" ") and token_id not in self.special_ids else found
 
     def render(
         self,
@@ -93,20 +127,25 @@ class Tokenizer:
         return self._renderer.render(messages, add_generation_prompt=add_generation_prompt, tools=tools)
 
     def save(self, directory: Path) -> None:
-        """Write tokenizer.json, tokenizer_config.json and chat_template.jinja: what transformers' AutoTokenizer reads.
+        """Write tokenizer.json, tokenizer_config.json and, where there is a template, chat_template.jinja: what
+        transformers' AutoTokenizer reads.
 
         The same tokenizer gives the same bytes. Exporters to GGUF name its pre-tokenizer "qwen2" when it was trained
         here.
         """
         directory.mkdir(parents=True, exist_ok=True)
         write_text(directory / "tokenizer.json", json_text(self._definition))
-        write_text(directory / "chat_template.jinja", self.chat_template)
+        template = directory / "chat_template.jinja"
+        if self.chat_template is None:
+            template.unlink(missing_ok=True)
+        else:
+            write_text(template, self.chat_template)
         settings = {
             "tokenizer_class": "PreTrainedTokenizerFast",
-            "bos_token": None,
-            "eos_token": EOT,
-            "pad_token": PAD,
-            "unk_token": None,
+            "bos_token": self._roles.bos,
+            "eos_token": self._roles.eos,
+            "pad_token": self._roles.pad,
+            "unk_token": self._roles.unk,
             "add_bos_token": False,
             "add_eos_token": False,
             "add_prefix_space": False,
@@ -114,7 +153,3 @@ class Tokenizer:
             "padding_side": "left",
         }
         write_json(directory / "tokenizer_config.json", settings)
-
-    @cached_property
-    def _whole(self) -> tokenizers.Tokenizer:
-        return tokenizers.Tokenizer.from_str(json_text(self._definition))

@@ -35,12 +35,12 @@ def is_byte_level(definition: Mapping[str, Any]) -> bool:
 
 
 def token_bytes(definition: Mapping[str, Any]) -> list[bytes]:
-    """The bytes of every token, by id (the ids are 0..n-1, added tokens stand in the vocabulary too). A control
-    token's are its own name.
+    """The bytes of every token, by id (added tokens stand in the vocabulary too). A control token's are its own name;
+    an id without a token has none.
     """
     ids = definition["model"]["vocab"]
     added = {entry["content"] for entry in definition["added_tokens"]}
-    found = [b""] * len(ids)
+    found = [b""] * (max(ids.values()) + 1)
     table = byte_characters() if is_byte_level(definition) else None
     for token, token_id in ids.items():
         if token in added:

@@ -1,0 +1,198 @@
+"""Tokenizers of other models, kept as they came: ids, roles and special tokens are those that transformers finds."""
+
+import json
+
+import pytest
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+from transformers import AutoTokenizer
+
+from modicum.store import UserError
+from modicum.tokenizer import load_tokenizer
+
+LLAMA3 = ["<|begin_of_text|>", "<|end_of_text|>", "<|finetune_right_pad_id|>", "<|start_header_id|>"]
+LLAMA3 += ["<|end_header_id|>", "<|eot_id|>"]
+LLAMA3_TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}"
+    "{{ '<|start_header_id|>' + m.role + '<|end_header_id|>\n\n' + m.content + '<|eot_id|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
+)
+KINDS = {
+    # special tokens, tokenizer_config.json, template, and the ids of bos, eos, pad and end of turn
+    "llama3": (
+        LLAMA3,
+        {"bos_token": "<|begin_of_text|>", "eos_token": "<|end_of_text|>"},
+        LLAMA3_TEMPLATE,
+        ["<|begin_of_text|>", "<|end_of_text|>", "<|finetune_right_pad_id|>", "<|eot_id|>"],
+    ),
+    "qwen": (
+        ["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+        {"bos_token": None, "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"},
+        None,  # ChatML: it has the tokens
+        ["<|im_end|>", "<|im_end|>", "<|endoftext|>", "<|im_end|>"],
+    ),
+    "gpt2": (
+        ["<|endoftext|>"],
+        {t: {"__type": "AddedToken", "content": "<|endoftext|>"} for t in ("bos_token", "eos_token", "unk_token")},
+        None,
+        ["<|endoftext|>"] * 4,
+    ),
+    "with unk": (
+        ["<unk>", "<s>", "</s>", "[PAD1]"],
+        {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
+        "{% for m in messages %}{{ '[' + m.role + ']\n' + m.content }}"
+        "{{ eos_token if m.role == 'assistant' else '\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '[assistant]\n' }}{% endif %}",
+        ["<s>", "</s>", "<unk>", "</s>"],
+    ),
+}
+
+
+def byte_level(texts, special, size=397):
+    backend = tokenizers.Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend.train_from_iterator(texts[:50], trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet))
+    backend.add_special_tokens(special)
+    return backend
+
+
+def write(folder, backend, settings, template=None):
+    (folder / "tokenizer.json").write_text(backend.to_str(), "utf-8")
+    if settings is not None:
+        kind = {"tokenizer_class": "PreTrainedTokenizerFast"}
+        (folder / "tokenizer_config.json").write_text(json.dumps({**kind, **settings}))
+    if template is not None:
+        (folder / "chat_template.jinja").write_text(template)
+    return folder
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kept(request, texts, tmp_path_factory):
+    """(tokenizer, the folder it came from, the names of its roles)"""
+    special, settings, template, names = KINDS[request.param]
+    folder = write(tmp_path_factory.mktemp("kept"), byte_level(texts, special), settings, template)
+    return load_tokenizer(folder, missing="keep"), folder, names
+
+
+def test_ids_and_roles_are_those_the_files_name(kept, texts):
+    tokenizer, folder, names = kept
+    peer = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.vocab_size == len(peer)
+    for text in (*texts[:5], "", " a\tb\r\n", "<s> <|im_end|> </s> <|eot_id|>", "é日本🙂\0"):
+        plain = peer.backend_tokenizer.encode(text, add_special_tokens=False).ids
+        assert tokenizer.encode(text) == plain or tokenizer.special_ids.intersection(plain)
+        assert not tokenizer.special_ids.intersection(tokenizer.encode(text))
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+    roles = [tokenizer.bos_id, tokenizer.eot_id, tokenizer.pad_id, tokenizer.end_of_turn_id]
+    assert roles == [peer.convert_tokens_to_ids(name) for name in names]
+
+
+def test_what_is_saved_has_the_same_special_tokens_for_transformers_and_loads_as_the_same(kept, tmp_path):
+    tokenizer, folder, names = kept
+    tokenizer.save(tmp_path)
+    before, after = AutoTokenizer.from_pretrained(folder), AutoTokenizer.from_pretrained(tmp_path)
+    assert (after.bos_token, after.eos_token, after.unk_token) == (before.bos_token, before.eos_token, before.unk_token)
+    assert after.pad_token == names[2]
+    assert after("Some text, twice.")["input_ids"] == tokenizer.encode("Some text, twice.")
+    again = load_tokenizer(tmp_path, missing="keep")
+    assert (again.hash, again.chat_template) == (tokenizer.hash, tokenizer.chat_template)
+    assert (again.bos_id, again.eot_id, again.pad_id) == (tokenizer.bos_id, tokenizer.eot_id, tokenizer.pad_id)
+    assert again.end_of_turn_id == tokenizer.end_of_turn_id
+    again.save(tmp_path / "again")
+    for file in (tmp_path / "again").iterdir():
+        assert file.read_bytes() == (tmp_path / file.name).read_bytes()
+
+
+def test_conversations_are_rendered_as_transformers_does_with_its_own_token_names(kept):
+    tokenizer, folder, _ = kept
+    messages = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Yes"},
+        {"role": "user", "content": "é"},
+    ]
+    if tokenizer.chat_template is None:
+        with pytest.raises(UserError, match=r"no chat template.*name one \(chat.template:"):
+            tokenizer.render(messages)
+        return
+    peer = AutoTokenizer.from_pretrained(folder)
+    peer.chat_template = tokenizer.chat_template
+    for prompt in (False, True):
+        expected = peer.apply_chat_template(messages, add_generation_prompt=prompt)["input_ids"]
+        assert tokenizer.render(messages, add_generation_prompt=prompt).ids == expected
+    rendered = tokenizer.render(messages)
+    supervised = [i for i, mine in zip(rendered.ids, rendered.assistant_mask, strict=True) if mine]
+    assert supervised == [*tokenizer.encode("Yes"), tokenizer.end_of_turn_id]
+    assert tokenizer.decode(rendered.ids) == rendered.text
+
+
+def test_our_own_tokenizer_is_the_same_when_it_is_kept(tokenizer, folder):
+    kept = load_tokenizer(folder, missing="keep")
+    assert kept.hash == tokenizer.hash == load_tokenizer(folder).hash
+    assert kept.bos_id == kept.eot_id == tokenizer.eot_id
+    assert (kept.pad_id, kept.end_of_turn_id) == (1, 3)
+    own = load_tokenizer(folder, template="{{ messages[0].content }}", missing="keep")
+    assert own.end_of_turn_id == 3  # ours has a token for it whatever the template
+
+
+def test_a_size_with_gaps_is_kept_and_an_empty_id_is_nothing(texts, tmp_path):
+    backend = json.loads(byte_level(texts, ["<|endoftext|>"]).to_str())
+    backend["added_tokens"][0]["id"] = 410
+    (tmp_path / "tokenizer.json").write_text(json.dumps(backend))
+    tokenizer = load_tokenizer(tmp_path / "tokenizer.json", missing="keep")
+    assert (tokenizer.vocab_size, tokenizer.eot_id) == (411, 410)
+    assert tokenizer.id_bytes(405) == b""
+    assert tokenizer.decode([405]) == ""
+    assert 0 < max(tokenizer.encode(texts[0])) < 397
+
+
+def test_roles_change_the_hash_and_only_what_they_decide_does(texts, tmp_path):
+    backend = byte_level(texts, ["<s>", "</s>", "<p>"])
+    hashes = []
+    for settings in (
+        {"eos_token": "</s>", "bos_token": "<s>", "pad_token": "<p>"},
+        {"eos_token": "</s>", "pad_token": "<p>"},
+        {"eos_token": "</s>", "bos_token": "</s>", "pad_token": "<p>"},
+        {"eos_token": "<s>", "bos_token": "<s>", "pad_token": "<p>"},
+        {"eos_token": "</s>", "bos_token": "<s>", "pad_token": "<s>"},
+    ):
+        hashes.append(load_tokenizer(write(tmp_path, backend, settings), missing="keep").hash)
+    assert hashes[1] == hashes[2]
+    assert len(set(hashes)) == 4
+
+
+def test_a_token_with_a_role_is_a_control_token_however_it_is_flagged(texts, tmp_path):
+    backend = byte_level(texts, [])
+    backend.add_tokens(["END", "MID"])
+    folder = write(tmp_path, backend, {"eos_token": "END"})
+    tokenizer = load_tokenizer(folder, missing="keep")
+    assert tokenizer.special_ids == {tokenizer.eot_id}
+    assert tokenizer.eot_id not in tokenizer.encode("the END")
+    assert backend.token_to_id("MID") in tokenizer.encode("the MID")
+
+
+@pytest.mark.parametrize(
+    ("settings", "fault"),
+    [
+        ({"eos_token": "</t>"}, r"names eos_token '</t>', which it has no id for"),
+        ({"eos_token": "</s>", "bos_token": "a b"}, r"names bos_token 'a b'"),
+        ({"eos_token": 7}, r"eos_token: expected a token, found 7"),
+        ({}, r"nothing says which token ends a text; name it as eos_token"),
+        (None, r"nothing says which token ends a text"),
+        ({"eos_token": "on"}, r"a merge makes or uses a control token"),
+    ],
+)
+def test_roles_that_cannot_be_filled_are_one_clear_error(texts, tmp_path, settings, fault):
+    folder = write(tmp_path, byte_level(texts, ["<s>", "</s>"]), settings)
+    with pytest.raises(UserError, match=fault) as error:
+        load_tokenizer(folder, missing="keep")
+    assert "tokenizer.json: " in str(error.value)
+
+
+def test_a_template_that_cannot_write_an_answer_leaves_the_end_of_a_turn_to_the_end_of_text(texts, tmp_path):
+    folder = write(tmp_path, byte_level(texts, ["<s>", "</s>"]), {"eos_token": "</s>"}, "{{ raise_exception('no') }}")
+    tokenizer = load_tokenizer(folder, missing="keep")
+    assert tokenizer.end_of_turn_id == tokenizer.eot_id
+    with pytest.raises(UserError, match="no"):
+        tokenizer.render([{"role": "user", "content": "a"}])
