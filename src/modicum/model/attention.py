@@ -1,37 +1,13 @@
 """Causal self-attention with grouped keys and values, optional QK-norm and biases, rotary positions and a cache."""
 
-from dataclasses import dataclass
-from typing import Literal
-
 from torch import Tensor, nn
 
-from modicum.model.cache import KVCache
 from modicum.model.config import ModelConfig
 from modicum.model.linear import Linear
 from modicum.model.norm import RMSNorm
+from modicum.model.plan import AttentionPlan
 from modicum.model.rotary import rotate
 from modicum.model.scores import attend_blocks, attend_sdpa, attend_with_weights
-
-Implementation = Literal["sdpa", "blocks", "weights"]
-
-
-@dataclass(frozen=True)
-class AttentionPlan:
-    """What all layers of one forward pass share; the decoder makes it once.
-
-    mask is the whole (B or 1, 1, T, past+T) bool, or None where `is_causal` alone or nothing limits the queries; biases
-    is the same for blocks (Visibility.biases); seeing tells the queries that see nothing, None when there are none.
-    """
-
-    cos: Tensor
-    sin: Tensor
-    implementation: Implementation
-    mask: Tensor | None = None
-    seeing: Tensor | None = None
-    is_causal: bool = False
-    biases: tuple[Tensor, ...] = ()
-    block: int = 0
-    cache: KVCache | None = None
 
 
 class Attention(nn.Module):

@@ -2,10 +2,11 @@
 
 from torch import Tensor, nn
 
-from modicum.model.attention import Attention, AttentionPlan
+from modicum.model.attention import Attention
 from modicum.model.config import ModelConfig
 from modicum.model.mlp import FeedForward
 from modicum.model.norm import RMSNorm
+from modicum.model.plan import AttentionPlan
 
 
 class DecoderBlock(nn.Module):

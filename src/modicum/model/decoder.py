@@ -13,13 +13,14 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
-from modicum.model.attention import AttentionPlan, Implementation
 from modicum.model.block import DecoderBlock
 from modicum.model.cache import KVCache
 from modicum.model.config import ModelConfig
-from modicum.model.linear import Embedding, Linear
-from modicum.model.mask import Visibility, open_blind_rows, places
+from modicum.model.init import init_weights
+from modicum.model.linear import Embedding, Linear, check_ids
+from modicum.model.mask import Visibility
 from modicum.model.norm import RMSNorm
+from modicum.model.plan import Implementation, make_plan
 from modicum.model.rotary import RotaryEmbedding
 from modicum.store import UserError
 
@@ -54,23 +55,10 @@ class Decoder(nn.Module):
         self.activation_checkpointing = False
         self.init_weights(0)
 
-    @torch.no_grad()
     def init_weights(self, seed: int | torch.Generator) -> None:
-        """N(0, initializer_range); what writes into the residual stream is scaled by 1/sqrt(2 * layers) (GPT-2).
-
-        Norm gains 1, biases 0. The same seed gives the same weights on every machine. Does nothing on the meta device.
-        """
-        if self.model.norm.weight.is_meta:
-            return
+        """Draw all weights anew (see model/init.py). The same seed gives the same weights on every machine."""
         generator = torch.Generator().manual_seed(seed) if isinstance(seed, int) else seed
-        std = self.config.initializer_range
-        residual = std / (2 * self.config.num_hidden_layers) ** 0.5
-        for name, weight in self.named_parameters():
-            if weight.dim() == 1:
-                weight.fill_(0.0 if name.endswith("bias") else 1.0)
-            else:
-                deviation = residual if name.endswith(("o_proj.weight", "down_proj.weight")) else std
-                weight.copy_(torch.randn(weight.shape, generator=generator) * deviation)
+        init_weights(self, std=self.config.initializer_range, layers=self.config.num_hidden_layers, generator=generator)
 
     def forward(
         self,
@@ -133,14 +121,7 @@ class Decoder(nn.Module):
 
     def check_ids(self, ids: Tensor) -> None:
         """Raises UserError when an id is negative or beyond the vocabulary. Waits for the device that holds them."""
-        if ids.numel() == 0 or ids.is_meta:
-            return
-        low, high = (int(edge) for edge in torch.aminmax(ids))
-        if low < 0 or high >= self.config.vocab_size:
-            raise UserError(
-                f"token id {low if low < 0 else high} is outside this model's vocabulary of {self.config.vocab_size}; "
-                "the text was encoded with another tokenizer than the model's"
-            )
+        check_ids(ids, self.config.vocab_size)
 
     def _hidden(
         self,
@@ -152,7 +133,15 @@ class Decoder(nn.Module):
         return_attention: bool,
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         visibility = self._visibility(x_BTD, documents, attention_mask, cache)
-        plan = self._plan(x_BTD, visibility, positions, cache, return_attention)
+        plan = make_plan(
+            self.model.rotary,
+            x_BTD,
+            visibility,
+            positions=positions,
+            cache=cache,
+            implementation=self._implementation(x_BTD, cache, return_attention),
+            block=self.attention_block,
+        )
         checkpointed = self.activation_checkpointing and torch.is_grad_enabled() and cache is None
         weights = []
         for block in self.model.layers:
@@ -185,31 +174,6 @@ class Decoder(nn.Module):
             return Visibility(past, length, keep, documents, documents)
         cache.check_room(batch, length)
         return cache.visibility(length, keep, documents)
-
-    def _plan(
-        self,
-        x_BTD: Tensor,
-        visibility: Visibility,
-        positions: Tensor | None,
-        cache: KVCache | None,
-        return_attention: bool,
-    ) -> AttentionPlan:
-        device, past, length = x_BTD.device, visibility.past, visibility.length
-        kind = self._implementation(x_BTD, cache, return_attention)
-        plain = visibility.causal_only
-        needs_positions = positions is None and not plain
-        needs_mask = kind == "weights" or (kind == "sdpa" and not (plain and (past == 0 or length == 1)))
-        allowed = visibility.allowed(0, length, device) if needs_positions or needs_mask else None
-        if positions is None:
-            positions = torch.arange(past, past + length, device=device)[None] if allowed is None else places(allowed)
-        cos, sin = self.model.rotary(positions)
-        if kind == "blocks":
-            biases, seeing = visibility.biases(self.attention_block, device)
-            return AttentionPlan(cos, sin, kind, seeing=seeing, biases=biases, block=self.attention_block, cache=cache)
-        if needs_mask and allowed is not None:
-            mask, seeing = open_blind_rows(allowed)
-            return AttentionPlan(cos, sin, kind, mask=mask, seeing=seeing, cache=cache)
-        return AttentionPlan(cos, sin, kind, is_causal=length > 1, cache=cache)
 
     def _implementation(self, x_BTD: Tensor, cache: KVCache | None, return_attention: bool) -> Implementation:
         if return_attention:

@@ -1,13 +1,28 @@
-"""nn.Linear and nn.Embedding without PyTorch's own initialisation, which Decoder.init_weights would only overwrite."""
+"""nn.Linear and nn.Embedding without PyTorch's own initialisation, and the check of ids against it."""
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+
+from modicum.store import UserError
 
 
 class Linear(nn.Linear):
     def reset_parameters(self) -> None:
-        """Left to Decoder.init_weights, or to the checkpoint."""
+        """Left to init_weights or to the checkpoint, which would only overwrite it."""
 
 
 class Embedding(nn.Embedding):
     def reset_parameters(self) -> None:
-        """Left to Decoder.init_weights, or to the checkpoint."""
+        """Left to init_weights or to the checkpoint, which would only overwrite it."""
+
+
+def check_ids(ids: Tensor, vocab_size: int) -> None:
+    """Raises UserError when an id is negative or beyond the vocabulary. Waits for the device that holds them."""
+    if ids.numel() == 0 or ids.is_meta:
+        return
+    low, high = (int(edge) for edge in torch.aminmax(ids))
+    if low < 0 or high >= vocab_size:
+        raise UserError(
+            f"token id {low if low < 0 else high} is outside this model's vocabulary of {vocab_size}; "
+            "the text was encoded with another tokenizer than the model's"
+        )

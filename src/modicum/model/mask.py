@@ -14,6 +14,8 @@ class Visibility:
     the same document number; a negative number is padding, which sees nothing and is seen by nothing. `keep` and the
     document numbers are None where there is no padding, or only one document. Slots order the tokens; positions, which
     restart in each document, do not enter here.
+    own is a mask of the caller's, (B or 1, H or 1, T, past+T) bool, and `added`, of the same form, what it adds to the
+    scores of the keys that are seen (split_mask makes both).
     """
 
     past: int
@@ -21,14 +23,16 @@ class Visibility:
     keep: Tensor | None = None
     query_documents: Tensor | None = None
     key_documents: Tensor | None = None
+    own: Tensor | None = None
+    added: Tensor | None = None
 
     @property
     def causal_only(self) -> bool:
-        """True when there is neither padding nor more than one document to look at."""
-        return self.keep is None and self.query_documents is None
+        """True when there is neither padding, nor more than one document to look at, nor a mask of the caller's."""
+        return self.keep is None and self.query_documents is None and self.own is None
 
     def allowed(self, start: int, stop: int, device: torch.device) -> Tensor:
-        """For queries start..stop-1 and keys 0..past+stop-1, later ones being hidden: (B or 1, 1, Q, K) bool."""
+        """For queries start..stop-1 and keys 0..past+stop-1, later ones being hidden: (B or 1, H or 1, Q, K) bool."""
         keys = self.past + stop
         key_slot = torch.arange(keys, device=device)
         seen = (key_slot <= key_slot[self.past + start :, None])[None, None]
@@ -37,6 +41,8 @@ class Visibility:
         if self.query_documents is not None and self.key_documents is not None:
             query = self.query_documents[:, None, start:stop, None]
             seen = seen & (query == self.key_documents[:, None, None, :keys]) & (query >= 0)
+        if self.own is not None:
+            seen = seen & self.own[:, :, start:stop, :keys]
         return seen
 
     def biases(self, block: int, device: torch.device) -> tuple[tuple[Tensor, ...], Tensor | None]:
@@ -55,13 +61,40 @@ class Visibility:
         return tuple(biases), None if self.causal_only else torch.cat(seeing, dim=2)
 
 
-def open_blind_rows(allowed: Tensor) -> tuple[Tensor, Tensor]:
-    """The mask in which a query that may see nothing sees everything, and which queries are not such, (B, 1, T, 1).
+def split_mask(mask: Tensor, *, batch: int, heads: int, length: int, past: int) -> tuple[Tensor, Tensor | None]:
+    """Visibility's `own` and `added` from a mask broadcastable to (batch, heads, length, past + length).
 
-    A row of only False is NaN in some kernels, forward or backward. So it is opened, and what it finds is zeroed.
+    A bool mask is true where a key is seen. Any other is added to the scores, and what is at or below half of float16's
+    lowest number hides: that takes in -inf, every dtype's lowest number and -1e9, and leaves no weight in any dtype.
+    ValueError for a shape that does not broadcast, and for whole numbers, of which nobody can tell which they mean.
+    """
+    wanted = (batch, heads, length, past + length)
+    if mask.dtype != torch.bool and not mask.dtype.is_floating_point:
+        raise ValueError(
+            f"attention_mask must be bool or added to the scores, not {mask.dtype}; mask.bool() if 1 keeps"
+        )
+    shape = (1,) * (4 - mask.dim()) + tuple(mask.shape)
+    if len(shape) > 4 or any(size not in (1, whole) for size, whole in zip(shape, wanted, strict=True)):
+        raise ValueError(
+            f"attention_mask {tuple(mask.shape)} does not broadcast to (batch, heads, query, key) = {wanted}; "
+            "a mask (batch, key) is written mask[:, None, None, :]"
+        )
+    whole = mask.view(shape).expand(-1, -1, length, past + length)
+    if mask.dtype == torch.bool:
+        return whole, None
+    own = whole > torch.finfo(torch.float16).min / 2
+    return own, whole.masked_fill(~own, 0.0)
+
+
+def open_blind_rows(allowed: Tensor, added: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The mask in which a query that may see nothing sees everything, and which queries are not such, (B, H, T, 1).
+
+    A row of only False is NaN in some kernels, forward or backward. So it is opened, and what it finds is zeroed. With
+    `added` the mask is that, and -inf where a key is hidden.
     """
     seeing = allowed.any(-1, keepdim=True)
-    return allowed | ~seeing, seeing
+    opened = allowed | ~seeing
+    return opened if added is None else torch.where(opened, added, -torch.inf), seeing
 
 
 def places(allowed: Tensor) -> Tensor:

@@ -26,17 +26,25 @@ class RotaryEmbedding(nn.Module):
         )
 
     def forward(self, positions_BT: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and signed sin of every channel, (B, 1, T, head_dim) fp32, with YaRN's attention factor multiplied in.
+        """As `table`."""
+        return self.table(positions_BT)
 
-        The sine of a pair's first channel carries the minus sign, so that `rotate` is two products and a sum.
-        """
+    def table(self, positions_BT: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and signed sin of every channel, (B, 1, T, head_dim) fp32, with YaRN's attention factor multiplied in."""
         if self.frequencies.device != positions_BT.device:
             self.frequencies = self.frequencies.to(positions_BT.device)
         angles = positions_BT[:, None, :, None].float() * self.frequencies
-        cos, sin = angles.cos() * self.factor, angles.sin() * self.factor
-        if self.layout == "half":
-            return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
-        return torch.stack((cos, cos), dim=-1).flatten(-2), torch.stack((-sin, sin), dim=-1).flatten(-2)
+        return spread(angles.cos() * self.factor, angles.sin() * self.factor, self.layout)
+
+
+def spread(cos: Tensor, sin: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+    """cos and sin of each pair, (..., head_dim/2), as one number for every channel, (..., head_dim).
+
+    The sine of a pair's first channel carries the minus sign, so that `rotate` is two products and a sum.
+    """
+    if layout == "half":
+        return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+    return torch.stack((cos, cos), dim=-1).flatten(-2), torch.stack((-sin, sin), dim=-1).flatten(-2)
 
 
 def rotate(x_BHTK: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:

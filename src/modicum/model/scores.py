@@ -26,6 +26,8 @@ def attend_sdpa(
 ) -> Tensor:
     """PyTorch's scaled_dot_product_attention. mask and seeing: see open_blind_rows; None where nothing is masked."""
     grouped = q.shape[1] != k.shape[1]
+    if mask is not None and mask.dtype != torch.bool:
+        mask = mask.to(q.dtype)
     out = scaled_dot_product_attention(
         q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=is_causal, enable_gqa=grouped
     )
@@ -65,6 +67,7 @@ def attend_with_weights(
     k, v = k.repeat_interleave(repeats, dim=1), v.repeat_interleave(repeats, dim=1)
     wide = torch.promote_types(q.dtype, torch.float32)
     scores = (q @ k.transpose(-1, -2)).to(wide) * q.shape[-1] ** -0.5
-    weights = softmax(scores.masked_fill(~mask, torch.finfo(wide).min), dim=-1)
+    scores = scores.masked_fill(~mask, torch.finfo(wide).min) if mask.dtype == torch.bool else scores + mask
+    weights = softmax(scores, dim=-1)
     weights = visible_or_zero(weights, seeing).to(v.dtype)
     return drop(weights, dropout) @ v, weights
