@@ -178,7 +178,7 @@ def test_the_trials_masks_are_those_of_packed_text():
 
 def test_a_trial_measures_real_updates_in_a_process_of_its_own():
     wishes = Wishes(device="cpu", dtype="float32", compile="off", threads=1)
-    found = try_updates(CONFIG, rows=2, length=64, wishes=wishes, flops=0.0)
+    found = try_updates(CONFIG, rows=2, length=64, wishes=wishes, optimizer="muon", flops=0.0)
     assert (found.rows, found.length, found.choices["dtype"]) == (2, 64, "float32")
     assert found.peak_bytes >= found.program_bytes > 50_000_000
     assert 0 < found.update_seconds < 60
@@ -188,7 +188,7 @@ def test_a_trial_measures_real_updates_in_a_process_of_its_own():
 
 def test_a_trial_that_the_user_can_mend_says_how():
     with pytest.raises(UserError, match="device cuda"):
-        try_updates(CONFIG, rows=1, length=8, wishes=Wishes(device="cuda", compile="off"), flops=0.0)
+        try_updates(CONFIG, rows=1, length=8, wishes=Wishes(device="cuda", compile="off"), optimizer="adamw", flops=0.0)
 
 
 def test_a_trial_that_is_killed_is_told_as_too_little_memory(monkeypatch):
@@ -197,13 +197,13 @@ def test_a_trial_that_is_killed_is_told_as_too_little_memory(monkeypatch):
 
     monkeypatch.setattr("modicum.road.trial.subprocess.run", lambda *_, **__: Killed())
     with pytest.raises(UserError, match=r"killed .signal 9.*micro_batch_size"):
-        try_updates(CONFIG, rows=1, length=8, wishes=Wishes(), flops=0.0)
+        try_updates(CONFIG, rows=1, length=8, wishes=Wishes(), optimizer="adamw", flops=0.0)
 
 
 def test_equal_stages_share_one_trial_and_others_do_not(recipe, monkeypatch):
     asked = []
 
-    def counted(config, *, rows, length, wishes, flops):  # noqa: ARG001
+    def counted(config, *, rows, length, wishes, optimizer, flops):  # noqa: ARG001
         asked.append((rows, length))
         return trial(rows=rows, length=length)
 

@@ -6,6 +6,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from modicum.model import Decoder, ModelConfig, parameters_by_part
 from modicum.road.sizes import logits_bytes, training_flops_per_token, training_state
+from modicum.train.optimizer import Optimizer, OptimizerSettings
 
 SHAPES = [
     {},
@@ -62,3 +63,15 @@ def test_training_holds_sixteen_bytes_for_each_parameter():
     state = training_state(config)
     assert state.weights + state.gradients + state.optimizer == 16 * config.parameter_count()
     assert logits_bytes(config, 100, bytes_each=4) == 2 * 100 * 320 * 4
+
+
+def test_the_moments_are_as_many_bytes_as_the_optimizers_really_keep():
+    for changes in SHAPES:
+        model = Decoder(config_of(**changes))
+        for weight in model.parameters():
+            weight.grad = torch.zeros_like(weight)
+        for kind in ("adamw", "muon"):
+            optimizer = Optimizer(model, OptimizerSettings(kind))
+            optimizer.step()
+            kept = sum(moment.nbytes for name, moment in optimizer.moments(model).items() if not name.endswith(".step"))
+            assert training_state(model.config, kind).optimizer == kept

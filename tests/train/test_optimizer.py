@@ -1,57 +1,54 @@
+import math
+
+import numpy as np
 import pytest
 import torch
 from training_runs import random_batch, small_model
 
 from modicum.store import UserError
 from modicum.train.loss import SupervisedLoss
-from modicum.train.optimizer import AdamW, make_optimizer, moments, parameter_groups, restore_moments, set_rate
+from modicum.train.optimizer import Optimizer, OptimizerSettings
+
+KINDS = ["adamw", "muon"]
+PROJECTIONS = (
+    "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
+    "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
+)  # fmt: skip
+MATRICES = {f"model.layers.{layer}.{part}.weight" for layer in range(2) for part in PROJECTIONS}
 
 
-def names_by_decay(model):
-    names = {id(weight): name for name, weight in model.named_parameters()}
-    return {
-        group["weight_decay"]: {names[id(weight)] for weight in group["params"]}
-        for group in parameter_groups(model, 0.1)
-    }
-
-
-def test_only_matrices_decay_and_neither_norms_nor_biases_nor_embeddings(tokenizer):
-    for model in (small_model(tokenizer, attention_bias=True, mlp_bias=True), small_model(tokenizer, qk_norm=True)):
-        groups = names_by_decay(model)
-        decaying = {
-            f"model.layers.{layer}.{part}.weight"
-            for layer in range(2)
-            for part in (
-                "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
-                "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
-            )
-        }  # fmt: skip
-        assert groups[0.1] == decaying
-        assert groups[0.0] == {name for name, _ in model.named_parameters()} - decaying
-
-
-def test_a_head_decays_only_where_it_is_not_the_embedding(tokenizer):
-    assert "lm_head.weight" in names_by_decay(small_model(tokenizer, tie_word_embeddings=False))[0.1]
-    assert "model.embed_tokens.weight" in names_by_decay(small_model(tokenizer))[0.0]
-
-
-def test_decay_really_shrinks_matrices_and_leaves_the_rest(tokenizer):
-    model = small_model(tokenizer)
+def shrunk(model, kind):
+    """Names of the weights that an update without a gradient makes smaller, by exactly rate times decay."""
     before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
-    optimizer = make_optimizer(model, AdamW(weight_decay=0.5))
+    optimizer = Optimizer(model, OptimizerSettings(kind, weight_decay=0.5))
     for weight in model.parameters():
         weight.grad = torch.zeros_like(weight)
-    set_rate(optimizer, 0.1)
+    optimizer.set_rate(0.1)
     optimizer.step()
+    found = set()
     for name, weight in model.named_parameters():
-        factor = 0.95 if name.endswith("_proj.weight") else 1.0
-        assert torch.allclose(weight, before[name] * factor, rtol=1e-6, atol=0), name
+        if torch.allclose(weight, before[name] * 0.95, rtol=1e-6, atol=0) and before[name].any():
+            found.add(name)
+        else:
+            assert torch.equal(weight, before[name]), name
+    return found
 
 
-def learnt(tokenizer, updates=2):
-    model = small_model(tokenizer)
-    optimizer = make_optimizer(model, AdamW())
-    set_rate(optimizer, 1e-3)
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_matrices_decay_and_neither_norms_nor_biases_nor_embeddings(tokenizer, kind):
+    assert shrunk(small_model(tokenizer, attention_bias=True, mlp_bias=True), kind) == MATRICES
+    assert shrunk(small_model(tokenizer, qk_norm=True), kind) == MATRICES
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_head_decays_only_where_it_is_not_the_embedding(tokenizer, kind):
+    assert shrunk(small_model(tokenizer, tie_word_embeddings=False), kind) == {*MATRICES, "lm_head.weight"}
+
+
+def learnt(tokenizer, updates=2, kind="adamw", **changes):
+    model = small_model(tokenizer, **changes)
+    optimizer = Optimizer(model, OptimizerSettings(kind))
+    optimizer.set_rate(1e-3)
     loss = SupervisedLoss(model, device=torch.device("cpu"), dtype=torch.float32, compiled=False)
     for seed in range(updates):
         loss(random_batch(tokenizer.vocab_size, 2, 8, seed=seed)).backward()
@@ -60,23 +57,58 @@ def learnt(tokenizer, updates=2):
     return model, optimizer
 
 
-def test_moments_come_back_as_they_were(tokenizer):
-    model, optimizer = learnt(tokenizer)
-    saved = {name: tensor.clone() for name, tensor in moments(model, optimizer).items()}
-    assert {name.rsplit(".", 1)[1] for name in saved} == {"exp_avg", "exp_avg_sq", "step"}
-    other, fresh = learnt(tokenizer, updates=0)
-    restore_moments(other, fresh, saved, "file")
-    restored = moments(other, fresh)
+def test_every_weight_is_moved_by_one_of_the_two_and_matrices_by_muon(tokenizer):
+    model, optimizer = learnt(tokenizer, kind="muon", attention_bias=True, tie_word_embeddings=False)
+    assert sorted(map(id, optimizer.weights)) == sorted(map(id, model.parameters()))
+    kept = optimizer.moments(model)
+    for name, _ in model.named_parameters():
+        wanted = {"momentum_buffer"} if name in MATRICES else {"exp_avg", "exp_avg_sq", "step"}
+        assert {moment.rsplit(".", 1)[1] for moment in kept if moment.rsplit(".", 1)[0] == name} == wanted
+
+
+def newton_schulz(matrix):
+    """Five steps of the quintic iteration with Jordan et al.'s coefficients, in float64."""
+    x = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
+    x = x / np.linalg.norm(x)
+    for _ in range(5):
+        gram = x @ x.T
+        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+    return x.T if matrix.shape[0] > matrix.shape[1] else x
+
+
+def test_muon_moves_a_matrix_by_its_orthogonalised_gradient_in_adamws_size(tokenizer):
+    model = small_model(tokenizer)
+    optimizer = Optimizer(model, OptimizerSettings("muon", weight_decay=0.0))
+    optimizer.set_rate(0.01)
+    loss = SupervisedLoss(model, device=torch.device("cpu"), dtype=torch.float32, compiled=False)
+    loss(random_batch(tokenizer.vocab_size, 4, 16)).backward()
+    named = {name: weight for name, weight in model.named_parameters() if name in MATRICES}
+    before = {name: (w.detach().double().numpy().copy(), w.grad.double().numpy().copy()) for name, w in named.items()}
+    optimizer.step()
+    for name, (weight, gradient) in before.items():
+        # the first update's direction is the gradient's own, momentum or not; the size is 0.2 sqrt(longer side)
+        expected = -0.01 * 0.2 * math.sqrt(max(weight.shape)) * newton_schulz(gradient)
+        moved = named[name].detach().double().numpy() - weight
+        assert np.linalg.norm(moved - expected) < 0.1 * np.linalg.norm(expected), name  # its products are bf16
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_moments_come_back_as_they_were(tokenizer, kind):
+    model, optimizer = learnt(tokenizer, kind=kind)
+    saved = {name: tensor.clone() for name, tensor in optimizer.moments(model).items()}
+    other, fresh = learnt(tokenizer, updates=0, kind=kind)
+    fresh.restore_moments(other, saved, "file")
+    restored = fresh.moments(other)
     assert restored.keys() == saved.keys()
     assert all(torch.equal(restored[name], saved[name]) for name in saved)
 
 
 def test_every_moment_that_is_missing_or_misshapen_is_named(tokenizer):
     model, optimizer = learnt(tokenizer)
-    saved = dict(moments(model, optimizer))
+    saved = optimizer.moments(model)
     del saved["model.norm.weight.exp_avg"]
     saved["model.embed_tokens.weight.exp_avg_sq"] = torch.zeros(3)
     with pytest.raises(UserError) as error:
-        restore_moments(model, optimizer, saved, "optimizer.safetensors")
+        optimizer.restore_moments(model, saved, "optimizer.safetensors")
     assert "optimizer.safetensors: model.norm.weight.exp_avg: missing" in str(error.value)
     assert "model.embed_tokens.weight.exp_avg_sq: has another shape" in str(error.value)

@@ -7,7 +7,7 @@ from safetensors.torch import load_file, save_file
 from training_runs import digests, small_run
 
 from modicum.store import write_manifest
-from modicum.train import Intervals, read_metrics
+from modicum.train import Intervals, OptimizerSettings, read_metrics
 from modicum.train.schedule import Schedule
 
 # Dropout makes the random state matter; checkpoints at even steps, so a stop after 5 updates goes on from 4.
@@ -101,6 +101,16 @@ def test_altering_nothing_ends_where_it_should(prepared_data, tmp_path, uninterr
     killed_after(prepared_data, tmp_path, 5)
     alter(tmp_path / "checkpoints" / "step-00000004", tensors=dict, state=dict)
     assert digests(small_run(prepared_data, tmp_path, **RUN).last) == uninterrupted[1]
+
+
+def test_muon_goes_on_bit_for_bit_and_elsewhere_without_its_momentum(prepared_data, tmp_path):
+    run = {**RUN, "optimizer": OptimizerSettings("muon")}
+    whole = digests(small_run(prepared_data, tmp_path / "whole", **run).last)
+    killed_after(prepared_data, tmp_path / "killed", 5, **run)
+    assert digests(small_run(prepared_data, tmp_path / "killed", **run).last) == whole
+    killed_after(prepared_data, tmp_path / "altered", 5, **run)
+    alter(tmp_path / "altered" / "checkpoints" / "step-00000004", tensors=zeroed(r"\.momentum_buffer$"))
+    assert weights_digest(small_run(prepared_data, tmp_path / "altered", **run)) != whole["model.safetensors"]
 
 
 def test_a_resume_that_seeds_again_ends_elsewhere(prepared_data, tmp_path, uninterrupted, monkeypatch):

@@ -7,8 +7,20 @@ from training_runs import random_batch, small_model
 from modicum.data import Batch
 from modicum.store import UserError
 from modicum.train.loss import SupervisedLoss
-from modicum.train.optimizer import AdamW, make_optimizer
+from modicum.train.optimizer import Optimizer, OptimizerSettings
 from modicum.train.update import make_update
+
+
+class PlainDescent:
+    """Gradient descent under the handle of our optimizers: what a weight moved by is its gradient."""
+
+    def __init__(self, model):
+        self.weights = list(model.parameters())
+        self._sgd = torch.optim.SGD(self.weights, lr=0.0)
+        self.step, self.zero_grad = self._sgd.step, self._sgd.zero_grad
+
+    def set_rate(self, rate):
+        self._sgd.param_groups[0]["lr"] = rate
 
 
 def loss_of(model):
@@ -30,7 +42,7 @@ def uneven_batch(vocab_size):
 
 def weights_after_descent(tokenizer, batch, micro_batch_size):
     model = small_model(tokenizer)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    optimizer = PlainDescent(model)
     update = make_update(loss_of(model), optimizer, batch, micro_batch_size=micro_batch_size, rate=1.0, clip_norm=inf)
     return update, torch.cat([weight.detach().flatten() for weight in model.parameters()])
 
@@ -66,7 +78,7 @@ def test_the_gradient_is_clipped_as_a_whole_after_accumulation_and_reported_befo
     before = [weight.detach().clone() for weight in model.parameters()]
     model.zero_grad()
     clip = float(norm) / 10
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    optimizer = PlainDescent(model)
     update = make_update(loss_of(model), optimizer, batch, micro_batch_size=2, rate=1.0, clip_norm=clip)
     moved = torch.cat([(old - new.detach()).flatten() for old, new in zip(before, model.parameters(), strict=True)])
     assert update.gradient_norm == pytest.approx(float(norm), rel=1e-4)
@@ -77,7 +89,7 @@ def test_a_small_gradient_is_not_scaled_up(tokenizer):
     batch = random_batch(tokenizer.vocab_size, 4, 16)
     model = small_model(tokenizer)
     before = torch.cat([weight.detach().flatten() for weight in model.parameters()])
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    optimizer = PlainDescent(model)
     update = make_update(loss_of(model), optimizer, batch, micro_batch_size=4, rate=1.0, clip_norm=1e3)
     moved = before - torch.cat([weight.detach().flatten() for weight in model.parameters()])
     assert float(moved.norm()) == pytest.approx(update.gradient_norm, rel=1e-3)
@@ -86,14 +98,14 @@ def test_a_small_gradient_is_not_scaled_up(tokenizer):
 @pytest.mark.parametrize("poison", [nan, inf])
 def test_what_is_not_finite_changes_no_weight_and_no_moment(tokenizer, poison):
     model = small_model(tokenizer)
-    optimizer = make_optimizer(model, AdamW())
+    optimizer = Optimizer(model, OptimizerSettings())
     with torch.no_grad():
         model.model.norm.weight[0] = poison
     before = [weight.detach().clone() for weight in model.parameters()]
     batch = random_batch(tokenizer.vocab_size, 2, 8)
     update = make_update(loss_of(model), optimizer, batch, micro_batch_size=2, rate=1.0, clip_norm=1.0)
     assert not update.finite
-    assert not optimizer.state
+    assert not optimizer.moments(model)
     for old, new in zip(before, model.parameters(), strict=True):
         assert torch.equal(old.nan_to_num(7), new.detach().nan_to_num(7))
 
@@ -102,7 +114,9 @@ def test_a_batch_without_a_target_is_refused(tokenizer):
     model = small_model(tokenizer)
     batch = random_batch(tokenizer.vocab_size, 2, 8, supervised=torch.zeros(2, 8, dtype=torch.bool))
     with pytest.raises(UserError, match="no supervised token"):
-        make_update(loss_of(model), make_optimizer(model, AdamW()), batch, micro_batch_size=1, rate=1.0, clip_norm=1.0)
+        make_update(
+            loss_of(model), Optimizer(model, OptimizerSettings()), batch, micro_batch_size=1, rate=1.0, clip_norm=1.0
+        )
 
 
 def test_a_micro_batch_without_a_target_is_no_fault(tokenizer):
@@ -128,5 +142,7 @@ def test_activation_checkpointing_gives_the_same_gradients(tokenizer):
 def test_no_gradient_is_left_for_the_next_update(tokenizer):
     model = small_model(tokenizer)
     batch = random_batch(tokenizer.vocab_size, 2, 8)
-    make_update(loss_of(model), make_optimizer(model, AdamW()), batch, micro_batch_size=1, rate=1e-3, clip_norm=1.0)
+    make_update(
+        loss_of(model), Optimizer(model, OptimizerSettings()), batch, micro_batch_size=1, rate=1e-3, clip_norm=1.0
+    )
     assert all(weight.grad is None for weight in model.parameters())

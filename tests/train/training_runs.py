@@ -11,7 +11,7 @@ import torch
 from modicum.data import Batch, Loader, WindowRows, eval_windows, open_shards, write_shards
 from modicum.model import Decoder, ModelConfig
 from modicum.tokenizer import load_tokenizer, train_tokenizer
-from modicum.train import AdamW, Intervals, Schedule, Wishes, train
+from modicum.train import Intervals, OptimizerSettings, Schedule, Wishes, train
 
 LENGTH = 32
 
@@ -73,7 +73,7 @@ def small_run(
         "steps": steps,
         "seed": 5,
         "schedule": Schedule("wsd", 3e-3),
-        "adamw": AdamW(),
+        "optimizer": OptimizerSettings(),
         "micro_batch_size": 4,
         "heldout": lambda: eval_windows(shards, length, 8 * length, batch_size=4),
         "intervals": Intervals(log=3, evaluate=4, checkpoint=2),

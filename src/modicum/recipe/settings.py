@@ -190,9 +190,11 @@ class TrainSettings(Settings):
     schedule: Literal["cosine", "wsd"] = "wsd"
     warmup_fraction: Share = 0.02
     decay_fraction: Share = 0.5
+    optimizer: Literal["adamw", "muon"] = "adamw"
     weight_decay: float = Field(default=0.1, ge=0)
     betas: tuple[float, float] = Field(default=(0.9, 0.95), strict=False)
     epsilon: float = Field(default=1e-8, gt=0)
+    momentum: float = Field(default=0.95, ge=0, lt=1)
     clip_norm: float = Field(default=1.0, gt=0)
     activation_checkpointing: bool = operating(False)
     device: Literal["auto", "cpu", "cuda", "mps"] = operating("auto")

@@ -38,7 +38,7 @@ def expected_memory(config: ModelConfig, work: TrainingWork, trial: Trial | None
 
     A trial with fewer rows than the stage has is scaled up: activations grow with rows, nothing else does.
     """
-    state = training_state(config)
+    state = training_state(config, work.optimizer)
     logits = logits_bytes(config, chunk_rows(config.vocab_size, work.rows * work.length), bytes_each=4)
     fixed = state.weights + state.gradients + state.optimizer + logits
     if trial is None:

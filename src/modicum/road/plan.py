@@ -133,10 +133,15 @@ def _shared_trial(config: ModelConfig, work: TrainingWork, works: list[TrainingW
     rows = rows_to_try(config, work, free_memory())
     for earlier in works:
         trial = done.get(earlier.stage)
-        same = earlier.wishes == work.wishes and earlier.compiles == work.compiles
+        same = (earlier.wishes, earlier.optimizer) == (
+            work.wishes,
+            work.optimizer,
+        ) and earlier.compiles == work.compiles
         if trial is not None and same and (trial.rows, trial.length) == (rows, work.length):
             return trial
-    return try_updates(config, rows=rows, length=work.length, wishes=work.wishes, flops=work.flops)
+    return try_updates(
+        config, rows=rows, length=work.length, wishes=work.wishes, optimizer=work.optimizer, flops=work.flops
+    )
 
 
 def _how(trial: Trial | None) -> str | None:

@@ -1,8 +1,9 @@
 """What a decoder costs on paper: FLOPs a token, bytes by part. Pure arithmetic, no measurement."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from modicum.model import ModelConfig, parameters_by_part
+from modicum.train.optimizer import Kind
 
 # Hoffmann et al. 2022, "Training Compute-Optimal Large Language Models": about 20 tokens a parameter spend a given
 # amount of training compute best. A model that is used for long deserves more.
@@ -36,10 +37,12 @@ class TrainingState:
     optimizer: int
 
 
-def training_state(config: ModelConfig) -> TrainingState:
-    """fp32 master weights, fp32 gradients, and AdamW's two fp32 moments."""
+def training_state(config: ModelConfig, optimizer: Kind = "adamw") -> TrainingState:
+    """fp32 master weights, fp32 gradients, and the moments: AdamW's two in fp32, Muon's one of the layers' matrices."""
     count = config.parameter_count()
-    return TrainingState(weights=4 * count, gradients=4 * count, optimizer=8 * count)
+    matrices = parameters_by_part(replace(config, attention_bias=False, mlp_bias=False))
+    spared = 4 * (matrices.attention + matrices.mlp) if optimizer == "muon" else 0
+    return TrainingState(weights=4 * count, gradients=4 * count, optimizer=8 * count - spared)
 
 
 def logits_bytes(config: ModelConfig, tokens: int, *, bytes_each: int) -> int:

@@ -16,7 +16,7 @@ from modicum.road.context import Road
 from modicum.road.prepare import HELDOUT, TRAIN, corpus_weights, open_tokenizer, shards_folder
 from modicum.store import UserError, hash_file, hash_json, write_json
 from modicum.tokenizer import Tokenizer
-from modicum.train import AdamW, Intervals, Schedule, Wishes, train
+from modicum.train import Intervals, OptimizerSettings, Schedule, Wishes, train
 from modicum.tune import ConversationRows, ConversationSplit, Count, load_conversations, packed_batches
 
 
@@ -160,7 +160,14 @@ def _common(road: Road, stage: str, settings: TrainSettings, steps: int) -> dict
             settings.warmup_fraction,
             settings.decay_fraction,
         ),
-        "adamw": AdamW(settings.weight_decay, settings.betas, settings.epsilon, settings.clip_norm),
+        "optimizer": OptimizerSettings(
+            settings.optimizer,
+            settings.weight_decay,
+            settings.betas,
+            settings.epsilon,
+            settings.momentum,
+            settings.clip_norm,
+        ),
         "intervals": Intervals(
             log=settings.log_every_steps,
             evaluate=settings.evaluate_every_steps,

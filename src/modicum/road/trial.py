@@ -19,9 +19,9 @@ from modicum.data import Batch
 from modicum.evaluate.scoring import Scored, token_logprobs
 from modicum.model import Decoder, KVCache, ModelConfig
 from modicum.store import UserError, peak_memory_bytes
-from modicum.train import AdamW, SupervisedLoss, Wishes, choose, make_update, prepared
+from modicum.train import OptimizerSettings, SupervisedLoss, Wishes, choose, make_update, prepared
 from modicum.train.allocator import keep_freed_memory
-from modicum.train.optimizer import make_optimizer
+from modicum.train.optimizer import Kind, Optimizer
 
 _UPDATES, _SECONDS = 4, 8.0  # after the first: at most so many, and none more after so long
 _DECODE_ROWS, _DECODE_STEPS = 16, 8
@@ -50,12 +50,19 @@ class Trial:
     decode_seconds: float
 
 
-def try_updates(config: ModelConfig, *, rows: int, length: int, wishes: Wishes, flops: float) -> Trial:
+def try_updates(config: ModelConfig, *, rows: int, length: int, wishes: Wishes, optimizer: Kind, flops: float) -> Trial:
     """Run `measure` in a fresh process. flops: arithmetic of the whole stage, which decides whether compiling pays.
 
     Raises UserError when the process is killed, as happens where memory runs out.
     """
-    order = {"config": asdict(config), "rows": rows, "length": length, "wishes": asdict(wishes), "flops": flops}
+    order = {
+        "config": asdict(config),
+        "rows": rows,
+        "length": length,
+        "wishes": asdict(wishes),
+        "optimizer": optimizer,
+        "flops": flops,
+    }
     command = [sys.executable, "-m", "modicum.road.trial"]
     answer = subprocess.run(command, input=json.dumps(order), capture_output=True, text=True, check=False)
     if answer.returncode < 0:
@@ -71,7 +78,7 @@ def try_updates(config: ModelConfig, *, rows: int, length: int, wishes: Wishes, 
     return Trial(**json.loads(answer.stdout.splitlines()[-1]))
 
 
-def measure(config: ModelConfig, *, rows: int, length: int, wishes: Wishes, flops: float) -> Trial:
+def measure(config: ModelConfig, *, rows: int, length: int, wishes: Wishes, optimizer: Kind, flops: float) -> Trial:
     """The trial itself, in this process."""
     choices = choose(wishes, flops=flops, earlier=None, say=lambda _: None)
     device = torch.device(choices.device)
@@ -80,13 +87,13 @@ def measure(config: ModelConfig, *, rows: int, length: int, wishes: Wishes, flop
     program = peak_memory_bytes()
     model = Decoder(config).to(device).train()
     model.activation_checkpointing = choices.activation_checkpointing
-    optimizer = make_optimizer(model, AdamW())
+    moved = Optimizer(model, OptimizerSettings(optimizer))
     batch = synthetic_batch(config, rows=rows, length=length)
     with prepared(choices):
         loss = SupervisedLoss(model, device=device, dtype=choices.torch_dtype, compiled=choices.compile)
 
         def update() -> None:
-            make_update(loss, optimizer, batch, micro_batch_size=rows, rate=1e-4, clip_norm=1.0)
+            make_update(loss, moved, batch, micro_batch_size=rows, rate=1e-4, clip_norm=1.0)
 
         first = _seconds(update)
         updates = [_seconds(update)]

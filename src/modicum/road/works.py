@@ -9,6 +9,7 @@ from modicum.road.sizes import training_flops_per_token
 from modicum.road.text import Text
 from modicum.train import Wishes
 from modicum.train.machine import COMPILE_PAYS_FLOPS
+from modicum.train.optimizer import Kind
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class TrainingWork:
     heldout_tokens: int
     saves: int
     wishes: Wishes
+    optimizer: Kind = "adamw"
 
     @property
     def tokens(self) -> int:
@@ -79,4 +81,5 @@ def _work(stage: str, settings: TrainSettings, steps: int, heldout: int, config:
             threads=settings.threads,
             activation_checkpointing=settings.activation_checkpointing,
         ),
+        optimizer=settings.optimizer,
     )

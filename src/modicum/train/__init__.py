@@ -7,18 +7,18 @@ from modicum.train.loop import train
 from modicum.train.loss import SupervisedLoss
 from modicum.train.machine import Choices, Wishes, choose, prepared
 from modicum.train.metrics import read_metrics
-from modicum.train.optimizer import AdamW
+from modicum.train.optimizer import OptimizerSettings
 from modicum.train.plan import Batches, Intervals, TrainResult
 from modicum.train.schedule import Schedule
 from modicum.train.stop import Interrupted
 from modicum.train.update import make_update
 
 __all__ = [
-    "AdamW",
     "Batches",
     "Choices",
     "Interrupted",
     "Intervals",
+    "OptimizerSettings",
     "Schedule",
     "SupervisedLoss",
     "TrainResult",

@@ -16,7 +16,7 @@ from modicum.tokenizer import Tokenizer
 from modicum.train.allocator import keep_freed_memory
 from modicum.train.machine import Wishes, choose, prepared
 from modicum.train.metrics import MetricsFile
-from modicum.train.optimizer import AdamW
+from modicum.train.optimizer import OptimizerSettings
 from modicum.train.plan import Batches, Heldout, Intervals, Progress, Say, TrainResult, silent
 from modicum.train.run import Run
 from modicum.train.schedule import Schedule
@@ -35,7 +35,7 @@ def train(
     steps: int,
     seed: int,
     schedule: Schedule,
-    adamw: AdamW,
+    optimizer: OptimizerSettings,
     micro_batch_size: int | None = None,
     heldout: Heldout | None = None,
     intervals: Intervals = Intervals(),  # noqa: B008 (immutable)
@@ -85,7 +85,7 @@ def train(
                 identity=identity,
                 steps=steps,
                 schedule=schedule,
-                adamw=adamw,
+                optimizer_settings=optimizer,
                 micro_batch_size=micro_batch_size or batches.batch_size,
                 heldout=heldout,
                 intervals=intervals,

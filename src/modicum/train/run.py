@@ -19,7 +19,7 @@ from modicum.train.loss import SupervisedLoss
 from modicum.train.machine import Choices
 from modicum.train.metrics import MetricsFile
 from modicum.train.offender import refuse_offender
-from modicum.train.optimizer import AdamW, make_optimizer, moments, restore_moments
+from modicum.train.optimizer import Optimizer, OptimizerSettings
 from modicum.train.plan import Batches, Heldout, Intervals, Progress, Say, TrainResult, due
 from modicum.train.schedule import Schedule
 from modicum.train.spikes import Spikes
@@ -43,7 +43,7 @@ class Run:
     identity: Mapping[str, Any]
     steps: int
     schedule: Schedule
-    adamw: AdamW
+    optimizer_settings: OptimizerSettings
     micro_batch_size: int
     heldout: Heldout | None
     intervals: Intervals
@@ -53,7 +53,7 @@ class Run:
     def __post_init__(self) -> None:
         choices = self.choices
         self.model.activation_checkpointing = choices.activation_checkpointing
-        self.optimizer = make_optimizer(self.model, self.adamw)
+        self.optimizer = Optimizer(self.model, self.optimizer_settings)
         self.loss = SupervisedLoss(
             self.model, device=torch.device(choices.device), dtype=choices.torch_dtype, compiled=choices.compile
         )
@@ -110,7 +110,7 @@ class Run:
                 batch,
                 micro_batch_size=self.micro_batch_size,
                 rate=rate,
-                clip_norm=self.adamw.clip_norm,
+                clip_norm=self.optimizer_settings.clip_norm,
             )
 
         if self._compiled or not self.choices.compile:
@@ -125,7 +125,7 @@ class Run:
             self.say(
                 f"compiling failed ({type(error).__name__}); cleared what a kill may have left in the compiler's cache"
             )
-            self.optimizer.zero_grad(set_to_none=True)
+            self.optimizer.zero_grad()
             restore_random_states(before, self.choices.device, "memory")
             update = once()
         self._compiled = True
@@ -189,7 +189,7 @@ class Run:
             "window": self.window.plain(),
             "spikes": self.spikes.state_dict(),
         }
-        tensors = {**moments(self.model, self.optimizer), **random_states(self.choices.device)}
+        tensors = {**self.optimizer.moments(self.model), **random_states(self.choices.device)}
         folder = save_checkpoint(
             self.checkpoints,
             self.step,
@@ -210,7 +210,7 @@ class Run:
         state, tensors = checkpoint.training.state, checkpoint.training.tensors
         origin = checkpoint.path / "training"
         self.model.load_state_dict(checkpoint.weights)
-        restore_moments(self.model, self.optimizer, tensors, origin / "optimizer.safetensors")
+        self.optimizer.restore_moments(self.model, tensors, origin / "optimizer.safetensors")
         restore_random_states(tensors, self.choices.device, origin / "optimizer.safetensors")
         self.batches.load_state_dict(state["data"])
         self.step = state["step"]

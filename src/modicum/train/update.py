@@ -3,13 +3,12 @@
 from dataclasses import dataclass
 from math import isfinite
 
-import torch
 from torch import nn
 
 from modicum.data import Batch, split
 from modicum.store import UserError
 from modicum.train.loss import SupervisedLoss
-from modicum.train.optimizer import set_rate
+from modicum.train.optimizer import Optimizer
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class Update:
 
 def make_update(
     loss: SupervisedLoss,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Optimizer,
     batch: Batch,
     *,
     micro_batch_size: int,
@@ -53,12 +52,11 @@ def make_update(
         # divided by the window's targets, not by the micro-batch's: a mean of means would weigh short ones up
         (value / targets).backward()  # type: ignore[no-untyped-call]
         losses.append(value.detach())
-    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-    norm = float(nn.utils.clip_grad_norm_(weights, clip_norm))
+    norm = float(nn.utils.clip_grad_norm_(optimizer.weights, clip_norm))
     # read at the end: each look at a number waits for a GPU
     update = Update(sum(float(value) for value in losses), targets, norm)
     if update.finite:
-        set_rate(optimizer, rate)
+        optimizer.set_rate(rate)
         optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
+    optimizer.zero_grad()
     return update
