@@ -273,11 +273,11 @@ def padded_plan(
     """The plan of x (B, T, hidden) after `past` cached tokens. ValueError for a mask of another form."""
     batch, length = x.shape[:2]
     keep = None if attention_mask is None else attention_mask.bool()
-    if keep is not None:
-        if keep.shape not in ((batch, length), (batch, past + length)):
+    # the whole mask is asked for first: an exported graph then holds for an empty past too
+    if keep is not None and keep.shape != (batch, past + length):
+        if keep.shape != (batch, length):
             raise ValueError(f"attention_mask {tuple(keep.shape)} fits neither {length} nor {past + length} tokens")
-        if keep.shape[1] != past + length:
-            keep = torch.cat((keep.new_ones(batch, past), keep), dim=1)
+        keep = torch.cat((keep.new_ones(batch, past), keep), dim=1)
     positions = torch.arange(past, past + length, device=x.device)[None]
     implementation: Implementation = "weights" if return_attn_weights else "sdpa"
     return make_plan(rope, x, Visibility(past, length, keep), positions=positions, implementation=implementation)

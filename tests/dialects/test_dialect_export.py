@@ -1,0 +1,38 @@
+"""The block and the model of each dialect leave for torch.export and ONNX with batch, sequence and past open."""
+
+import pytest
+import torch
+from dialect_models import DIALECTS
+from export_checks import SHAPES, exportable, onnx_run
+
+both_parts = pytest.mark.parametrize("part", ["block", "model"])
+all_dialects = pytest.mark.parametrize("dialect", DIALECTS)
+
+
+def agree(run, module, inputs):
+    with torch.no_grad():
+        wanted = module(*inputs)
+    found = run(inputs)
+    assert len(found) == len(wanted)
+    for ours, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
+
+
+@all_dialects
+def test_an_exported_block_agrees_at_four_shapes(dialect):
+    case = exportable(dialect, "block")
+    program = case.export().module()
+    for shape in SHAPES:
+        agree(lambda inputs: program(*inputs), case.module, case.inputs(*shape))
+
+
+@pytest.mark.slow
+@both_parts
+@all_dialects
+def test_onnx_agrees_with_torch_at_four_shapes_and_with_an_empty_past(dialect, part, tmp_path):
+    case = exportable(dialect, part)
+    program = case.export()
+    exported, run = program.module(), onnx_run(program, tmp_path / "model.onnx")
+    for shape in SHAPES:
+        agree(lambda inputs: exported(*inputs), case.module, case.inputs(*shape))
+        agree(run, case.module, case.inputs(*shape))
