@@ -51,8 +51,21 @@ def load_tokenizer(
         template = CHATML if template is None else template
     whole = guarded(lambda: tokenizers.Tokenizer.from_str(json_text(definition)), f"{file}: cannot be used")
     tokenizer = Tokenizer(definition, template, roles)
-    _check_against_library(tokenizer, whole, probed, file)
+    check_against_library(tokenizer, whole, probed, file)
     return tokenizer
+
+
+def check_against_library(tokenizer: Tokenizer, whole: tokenizers.Tokenizer, probed: Iterable[str], file: Path) -> None:
+    """Raise UserError when cutting a text at control tokens and encoding the spans is not what the library does."""
+    for token in probed:
+        text = f"{token}one{token} Two  {token}\n\n3 é{token}{token} x"
+        expected = guarded(partial(whole.encode, text, add_special_tokens=False), str(file)).ids
+        if tokenizer.encode_with_control(text) != expected:
+            raise UserError(
+                f"{file}: text beside {token} is encoded in another way than text alone (a pre-tokenizer that treats "
+                "the start of a text specially, or a control token that is normalized or matches whole words only), "
+                "so prompts could not be built piece by piece; name another tokenizer"
+            )
 
 
 def _complete(definition: dict[str, Any], file: Path, *, extend: bool) -> None:
@@ -128,18 +141,3 @@ def _template_in(folder: Path) -> str | None:
     if not isinstance(found, str | None):
         raise UserError(f"{settings}: chat_template: expected a string, found {type(found).__name__}")
     return found
-
-
-def _check_against_library(
-    tokenizer: Tokenizer, whole: tokenizers.Tokenizer, probed: Iterable[str], file: Path
-) -> None:
-    """Raise UserError when cutting a text at control tokens and encoding the spans is not what the library does."""
-    for token in probed:
-        text = f"{token}one{token} Two  {token}\n\n3 é{token}{token} x"
-        expected = guarded(partial(whole.encode, text, add_special_tokens=False), str(file)).ids
-        if tokenizer.encode_with_control(text) != expected:
-            raise UserError(
-                f"{file}: text beside {token} is encoded in another way than text alone (a pre-tokenizer that treats "
-                "the start of a text specially, or a control token that is normalized or matches whole words only), "
-                "so prompts could not be built piece by piece; name another tokenizer"
-            )

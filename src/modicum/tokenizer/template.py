@@ -1,4 +1,4 @@
-"""A chat template that can be rendered: the shipped one here, anyone else's in a process with limits of its own."""
+"""A chat template that can be rendered: the shipped ones here, anyone else's in a process with limits of its own."""
 
 import functools
 import json
@@ -17,6 +17,8 @@ from modicum.store import UserError
 from modicum.tokenizer import sandbox
 
 CHATML = Path(__file__).with_name("chatml.jinja").read_text("utf-8")
+CYBERSLM_TEMPLATE = Path(__file__).with_name("cyberslm.jinja").read_text("utf-8")
+SHIPPED = (CHATML, CYBERSLM_TEMPLATE)
 
 MAX_TEMPLATE_CHARACTERS = 1 << 20
 MEMORY_BYTES = 1 << 30
@@ -33,7 +35,7 @@ class RenderedText:
 class Template:
     """A compiled chat template.
 
-    The shipped template renders in this process. A foreign one is untrusted: it renders in a child process that the
+    The shipped templates render in this process. A foreign one is untrusted: it renders in a child process that the
     kernel ends after `seconds` of processor time, that can hold 1 GiB and writes no files, because nothing inside
     Python can stop a single `'a' * 10**10`. Both use the same sandbox.
 
@@ -46,7 +48,7 @@ class Template:
                 f"chat.template: longer than {MAX_TEMPLATE_CHARACTERS:,} characters; no chat template needs that"
             )
         self.source = source
-        self.shipped = source == CHATML
+        self.shipped = source in SHIPPED
         self._max_characters = max_characters
         self._child = None if self.shipped else _Child(source, seconds)
 
@@ -57,7 +59,7 @@ class Template:
         """
         if self._child is None:
             try:
-                text, blocks = _shipped().render(context, now=now, max_characters=self._max_characters)
+                text, blocks = _shipped(self.source).render(context, now=now, max_characters=self._max_characters)
             except Exception as error:
                 raise UserError(f"chat template: {sandbox.explain(error)}") from error
             return RenderedText(text, blocks)
@@ -66,8 +68,8 @@ class Template:
 
 
 @functools.cache
-def _shipped() -> sandbox.Sandbox:
-    return sandbox.Sandbox(CHATML)
+def _shipped(source: str) -> sandbox.Sandbox:
+    return sandbox.Sandbox(source)
 
 
 class _Child:
