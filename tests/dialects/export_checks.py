@@ -7,10 +7,11 @@ from pathlib import Path
 
 import onnxruntime
 import torch
-from dialect_models import block, lively, some_hidden, some_ids, whole
+from dialect_models import Called, block, config, lively, some_hidden, some_ids, whole
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
+from modicum.dialects import core, slm
 from modicum.dialects.cache import KVCache
 
 BATCH, SEQ, PAST, TOTAL = Dim("batch"), Dim("seq"), Dim("past"), Dim("total")
@@ -67,6 +68,17 @@ class Core(nn.Module):
         return out, *flat(cache.tensors())
 
 
+class Plain(nn.Module):
+    """A block of any dialect from hidden states to hidden states, with neither cache nor mask."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return Called(self.inner)(x)
+
+
 @dataclass
 class Exportable:
     """A module with flat inputs, what to call it with at any size, and which of its sizes are open."""
@@ -109,10 +121,6 @@ def exportable(dialect: str, part: str) -> Exportable:
 
 def numbered(dialect: str) -> nn.Module:
     """A block whose part of the cache is the first."""
-    from dialect_models import config
-
-    from modicum.dialects import core, slm
-
     if dialect == "cyberslm":
         return block(dialect)
     return core.TransformerBlock(config(dialect), 0) if dialect == "core" else slm.DecoderBlock(config(dialect), 0)

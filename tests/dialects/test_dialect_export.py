@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from dialect_models import DIALECTS
-from export_checks import SHAPES, exportable, onnx_run
+from dialect_models import DIALECTS, Called, block, lively, some_hidden
+from export_checks import BATCH, SEQ, SHAPES, Plain, exportable, onnx_run
 
 both_parts = pytest.mark.parametrize("part", ["block", "model"])
 all_dialects = pytest.mark.parametrize("dialect", DIALECTS)
@@ -24,6 +24,16 @@ def test_an_exported_block_agrees_at_four_shapes(dialect):
     program = case.export().module()
     for shape in SHAPES:
         agree(lambda inputs: program(*inputs), case.module, case.inputs(*shape))
+
+
+@all_dialects
+def test_a_block_exported_without_cache_or_mask_agrees_at_other_shapes(dialect):
+    made = lively(block(dialect))
+    dynamic = ({0: BATCH, 1: SEQ},)
+    program = torch.export.export(Plain(made), (some_hidden(2, 5),), dynamic_shapes=dynamic).module()
+    for shape in ((3, 7), (1, 1), (1, 20), (2, 2)):
+        x = some_hidden(*shape)
+        torch.testing.assert_close(program(x), Called(made)(x), rtol=0, atol=1e-4)
 
 
 @pytest.mark.slow

@@ -2,11 +2,14 @@
 
 import dataclasses
 import inspect
+import re
+from pathlib import Path
 
 import pytest
 import torch
 from dialect_models import DIALECTS, VOCAB, block, config, some_ids, whole
 
+from modicum import dialects
 from modicum.dialects import core, cyberslm, slm
 from modicum.model import Decoder
 from modicum.store import UserError
@@ -136,6 +139,8 @@ def test_validate_names_every_violated_constraint_at_once():
 def test_core_refuses_sizes_that_do_not_divide_and_odd_heads():
     with pytest.raises(ValueError, match="n_embd 65 is not divisible by n_head 4"):
         core.CausalSelfAttention(core.ModelConfig(n_embd=65, n_head=4))
+    with pytest.raises(ValueError, match="n_embd 64 is not divisible by n_head 0"):
+        core.TransformerBlock(core.ModelConfig(n_embd=64, n_head=0))
     with pytest.raises(ValueError, match="head_dim must be even"):
         core.CausalSelfAttention(core.ModelConfig(n_embd=9, n_head=3))
     with pytest.raises(ValueError, match=r"head_dim must be even .* not 7"):
@@ -232,3 +237,11 @@ def test_ids_and_lengths_beyond_the_model_are_named(dialect):
         model(torch.tensor([[1, VOCAB]]))
     with pytest.raises(UserError, match="a sequence of 129 tokens is longer than the model's 128 positions"):
         model(some_ids(1, 129))
+
+
+@pytest.mark.parametrize("path", sorted(Path(dialects.__file__).parent.glob("*.py")), ids=lambda path: path.name)
+def test_no_dialect_computes_attention_norm_or_feed_forward_itself(path):
+    text = path.read_text("utf-8")
+    assert not [name for name in ("softmax", "scaled_dot", "rsqrt", ".mean(", " @ ", "functional as") if name in text]
+    functions = set(re.findall(r"from torch.nn.functional import (.*)", text))
+    assert functions <= {"dropout", "linear"}  # linear is the tied head's

@@ -69,7 +69,7 @@ def model_config(config: ModelConfig) -> Settings:
 
     ValueError where n_head does not divide n_embd or leaves an odd head size, UserError for every other fault.
     """
-    if config.n_embd % config.n_head:
+    if config.n_head < 1 or config.n_embd % config.n_head:
         raise ValueError(f"n_embd {config.n_embd} is not divisible by n_head {config.n_head}")
     _check_even(config.n_embd // config.n_head)
     return Settings(
@@ -98,7 +98,7 @@ def config_from_dict(values: Mapping[str, Any]) -> ModelConfig:
     config = read_config(ModelConfig, values, {"dropout", "ffn_dim_multiplier", "multiple_of", "tie_weights"})
     try:
         model_config(config)
-    except (ValueError, TypeError, ZeroDivisionError) as error:  # arithmetic on what is no number
+    except (ValueError, TypeError) as error:  # the second from arithmetic on what is no number
         raise UserError(f"the config is not that of a core ModelConfig: {error}") from None
     return config
 

@@ -71,4 +71,4 @@ def make_plan(
     if needs_mask and allowed is not None:
         mask, seeing = open_blind_rows(allowed, visibility.added)
         return AttentionPlan(cos, sin, implementation, mask=mask, seeing=seeing, cache=cache)
-    return AttentionPlan(cos, sin, implementation, is_causal=length > 1, cache=cache)
+    return AttentionPlan(cos, sin, implementation, is_causal=past == 0, cache=cache)
