@@ -28,7 +28,7 @@ both_memories = pytest.mark.parametrize("capacity", [None, 40])
 
 @both_memories
 def test_a_cached_continuation_equals_one_pass(model, capacity):
-    ids, cache = some_ids(3, 40), slm.KVCache(capacity)
+    ids, cache = some_ids(3, 40), slm.KVCache(capacity=capacity)
     outs = [step(model, part, cache) for part in ids.split([17, 1, 1, 5, 16], dim=1)]
     close(torch.cat(outs, dim=1), model(ids))
     assert cache.length == 40
@@ -70,7 +70,7 @@ def test_a_chunk_behind_a_cached_past_sees_no_later_token(dialect):
 
 
 def test_a_full_cache_says_so_and_stays_as_it_was(model):
-    ids, cache = some_ids(2, 12), slm.KVCache(10)
+    ids, cache = some_ids(2, 12), slm.KVCache(capacity=10)
     step(model, ids[:, :8], cache)
     with pytest.raises(UserError, match=r"cache is full: it has room for 10 tokens, and 8 \+ 3 are asked for"):
         step(model, ids[:, 8:11], cache)
@@ -82,7 +82,7 @@ def test_a_full_cache_says_so_and_stays_as_it_was(model):
 
 @both_memories
 def test_a_cache_used_without_reset_goes_on_and_one_that_was_reset_remembers_nothing(model, capacity):
-    first, second, cache = some_ids(2, 6, seed=4), some_ids(2, 9, seed=5), slm.KVCache(capacity)
+    first, second, cache = some_ids(2, 6, seed=4), some_ids(2, 9, seed=5), slm.KVCache(capacity=capacity)
     step(model, first, cache)
     close(step(model, second, cache), model(torch.cat([first, second], dim=1))[:, 6:])
     cache.reset()
@@ -92,7 +92,7 @@ def test_a_cache_used_without_reset_goes_on_and_one_that_was_reset_remembers_not
 
 @both_memories
 def test_a_truncated_cache_goes_on_from_there(model, capacity):
-    ids, cache = some_ids(2, 20), slm.KVCache(capacity)
+    ids, cache = some_ids(2, 20), slm.KVCache(capacity=capacity)
     step(model, ids[:, :10], cache)
     step(model, some_ids(2, 7, seed=8), cache)
     cache.truncate(10)
@@ -105,7 +105,7 @@ def test_a_truncated_cache_goes_on_from_there(model, capacity):
 
 @both_memories
 def test_reordered_rows_go_on_as_the_rows_they_came_from(model, capacity):
-    ids, order, cache = some_ids(3, 20), torch.tensor([2, 0, 2]), slm.KVCache(capacity)
+    ids, order, cache = some_ids(3, 20), torch.tensor([2, 0, 2]), slm.KVCache(capacity=capacity)
     step(model, ids[:, :12], cache)
     cache.reorder(order)
     close(step(model, ids[order, 12:], cache), model(ids)[order, 12:])
@@ -116,14 +116,14 @@ def test_a_growing_cache_takes_more_beams_and_a_reserved_one_says_that_it_cannot
     step(model, ids[:, :6], cache)
     cache.reorder(order)
     close(step(model, ids[order, 6:], cache), model(ids)[order, 6:])
-    reserved = slm.KVCache(12)
+    reserved = slm.KVCache(capacity=12)
     step(model, ids, reserved)
     with pytest.raises(ValueError, match="expected 2 row numbers, as memory is reserved, not 4"):
         reserved.reorder(order)
 
 
 def test_other_rows_are_refused_until_the_cache_is_reset(model):
-    for cache in (slm.KVCache(), slm.KVCache(9)):
+    for cache in (slm.KVCache(), slm.KVCache(capacity=9)):
         step(model, some_ids(2, 3), cache)
         with pytest.raises(ValueError, match=r"the cache holds keys of shape \(2, .* reset it before other rows"):
             step(model, some_ids(3, 1), cache)
@@ -133,7 +133,7 @@ def test_other_rows_are_refused_until_the_cache_is_reset(model):
 
 
 def test_a_reserved_cache_writes_into_the_same_memory():
-    model, cache = lively(whole("slm")), slm.KVCache(16)
+    model, cache = lively(whole("slm")), slm.KVCache(capacity=16)
     step(model, some_ids(2, 3), cache)
     before = [keys.data_ptr() for keys, _ in cache.tensors()]
     step(model, some_ids(2, 5), cache)
@@ -141,11 +141,11 @@ def test_a_reserved_cache_writes_into_the_same_memory():
     step(model, some_ids(2, 9), cache)
     assert [keys.data_ptr() for keys, _ in cache.tensors()] == before
     with pytest.raises(ValueError, match="at least 1 token"):
-        slm.KVCache(0)
+        slm.KVCache(capacity=0)
 
 
 def test_a_reserved_cache_follows_the_model_to_another_dtype_after_a_reset():
-    model, cache = lively(whole("slm")), slm.KVCache(16)
+    model, cache = lively(whole("slm")), slm.KVCache(capacity=16)
     step(model, some_ids(2, 3), cache)
     cache.reset()
     step(model.half(), some_ids(2, 3), cache)
@@ -162,10 +162,12 @@ def test_slm_layers_share_a_cache_by_their_numbers_in_any_order():
             assert returned is cache
             close(out, block(x, places)[0][:, part])
     assert [cache.length_of(layer) for layer in range(4)] == [9, 9, 9, 0]
+    again = slm.KVCache.from_tensors(cache.tensors())
+    close(blocks[1](x, places, None, again)[0], blocks[1](x, places, None, cache)[0])
 
 
 def test_slm_without_use_cache_sees_the_cache_and_leaves_it():
-    for cache in (slm.KVCache(), slm.KVCache(12)):
+    for cache in (slm.KVCache(), slm.KVCache(capacity=12)):
         model, ids = lively(whole("slm")), some_ids(2, 12)
         step(model, ids[:, :8], cache)
         for _ in range(2):

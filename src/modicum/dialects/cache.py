@@ -18,7 +18,7 @@ class KVCache:
     was (that is for inference: it writes in place). Used on without reset, it goes on: new tokens see the old ones.
     """
 
-    def __init__(self, capacity: int | None = None) -> None:
+    def __init__(self, *, capacity: int | None = None) -> None:
         if capacity is not None and capacity < 1:
             raise ValueError(f"capacity must be at least 1 token, not {capacity}")
         self.capacity = capacity
@@ -33,14 +33,14 @@ class KVCache:
         return cache
 
     def fork(self) -> "KVCache":
-        """A growing cache that begins with what this one holds and leaves this one as it is."""
+        """A growing cache that begins with what this one holds, for use before this one goes on; this one stays."""
         cache = KVCache()
         cache._held = dict(self._held)
         return cache
 
     def tensors(self) -> list[Pair]:
-        """Keys and values of every layer that holds any, in the layers' own order of first use."""
-        return list(self._held.values())
+        """Keys and values of every layer that holds any: numbered layers in order, then others as first used."""
+        return [self._held[layer] for layer in sorted(self._held, key=_place)]
 
     @property
     def length(self) -> int:
@@ -109,3 +109,7 @@ class KVCache:
         end = past + pair[0].shape[2]
         keys[:, :, past:end], values[:, :, past:end] = pair
         return keys[:, :, :end], values[:, :, :end]
+
+
+def _place(layer: Hashable) -> float:
+    return layer if isinstance(layer, int) else float("inf")
