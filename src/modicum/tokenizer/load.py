@@ -38,7 +38,7 @@ def load_tokenizer(
     definition = checked_definition(_read_json(file), str(file))
     roles, probed = OWN_ROLES, list(NEEDED_TOKENS)
     if template is None and (path.is_dir() or missing == "keep"):
-        template = _template_in(file.parent)
+        template = template_in(file.parent)
     if missing == "keep":
         settings = file.parent / "tokenizer_config.json"
         definition, roles = with_roles(definition, _read_json(settings) if settings.is_file() else None, str(file))
@@ -127,7 +127,7 @@ def _extend(definition: dict[str, Any], lacking: list[str], size: int) -> None:
     definition["added_tokens"].sort(key=lambda entry: entry["id"])
 
 
-def _template_in(folder: Path) -> str | None:
+def template_in(folder: Path) -> str | None:
     """The chat template that lies beside a tokenizer: a file of its own, or, from older programs, in its settings."""
     file, settings = folder / "chat_template.jinja", folder / "tokenizer_config.json"
     if file.is_file():

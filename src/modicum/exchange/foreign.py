@@ -1,0 +1,115 @@
+"""A foreign checkpoint read whole: our names, finite numbers of one type, and the rotary layout they came in.
+
+Every tensor is accounted for; what is missing, left over or of the wrong shape is one error that lists all of it.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from modicum.exchange.described import Described, describe
+from modicum.exchange.names import EMBEDDING, HEAD, Dialect, foreign_names, weight_shapes
+from modicum.exchange.stored import Stored, find_stored, read_json
+from modicum.model import ModelConfig
+from modicum.store import UserError
+
+# Llamas of before 2023 carry a table that their config gives as well; transformers passes over it too.
+_TABLES = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """config.rotary_layout is that of `weights`, which have our names and the type they were stored in; those of a
+    checkpoint with several types are float32. left_aside: what else lay in its file."""
+
+    origin: Path
+    architecture: str
+    config: ModelConfig
+    weights: dict[str, Tensor]
+    left_aside: tuple[str, ...]
+
+
+def read_foreign(path: Path, dialect: Dialect) -> Foreign:
+    """The checkpoint at `path`, a file or a folder; its config in the file, or in a config.json beside it.
+
+    Raises UserError, naming file and tensor, for whatever is not exactly such a model. Executes nothing.
+    """
+    stored = find_stored(path)
+    folder = path if path.is_dir() else path.parent
+    if stored.config is not None and dialect != "hf":
+        described = describe(stored.config, dialect, f"{stored.origin}: config")
+    elif (folder / "config.json").exists():
+        described = describe(read_json(folder / "config.json"), dialect, str(folder / "config.json"))
+    else:
+        raise UserError(f"{stored.origin}: no config in it and no config.json beside it; put the model's config there")
+    weights = _read(stored, described, dialect)
+    return Foreign(stored.origin, described.architecture, described.config, weights, stored.left_aside)
+
+
+def _read(stored: Stored, described: Described, dialect: Dialect) -> dict[str, Tensor]:
+    config, claims = described.config, stored.claims
+    if config.num_hidden_layers > len(claims):
+        raise UserError(
+            f"{stored.origin}: the config asks for {config.num_hidden_layers:,} layers, but there are {len(claims)} "
+            "tensors; they are not of one model"
+        )
+    shapes = weight_shapes(config)
+    theirs_to_ours = foreign_names(dialect, config)
+    names = {theirs: ours for theirs, ours in theirs_to_ours.items() if not ours.endswith(described.lacking)}
+    _check_claims(stored, config, names, shapes)
+    tensors = {name: tensor for name, tensor in stored.read().items() if name in names or name == HEAD}
+    broken = [name for name, tensor in tensors.items() if not bool(torch.isfinite(tensor).all())]
+    if broken:
+        faults = [f"  {name}: holds NaN or infinity" for name in broken]
+        raise UserError("\n".join([f"{stored.origin}: its weights are no numbers", *faults]))
+    weights = {ours: tensors[theirs] for theirs, ours in names.items()}
+    if config.tie_word_embeddings and HEAD in tensors and not torch.equal(tensors[HEAD], weights[EMBEDDING]):
+        raise UserError(
+            f"{stored.origin}: {HEAD} differs from the embedding, but the config says that they are tied; it does not "
+            "belong to these weights"
+        )
+    kinds = {tensor.dtype for tensor in weights.values()}
+    if len(kinds) > 1:
+        weights = {name: tensor.float() for name, tensor in weights.items()}
+    (kind,) = {tensor.dtype for tensor in weights.values()}
+    zeros = [name for name in shapes if name.endswith(described.lacking)]
+    return weights | {name: torch.zeros(shapes[name], dtype=kind) for name in zeros}
+
+
+def _check_claims(
+    stored: Stored, config: ModelConfig, names: dict[str, str], shapes: dict[str, tuple[int, ...]]
+) -> None:
+    """Compare what the files claim with what the config asks for, before a number is read."""
+    wanted = {theirs: shapes[ours] for theirs, ours in names.items()}
+    claims = {name: claim for name, claim in stored.claims.items() if not _TABLES.fullmatch(name)}
+    if config.tie_word_embeddings and HEAD in claims:
+        wanted[HEAD] = shapes[EMBEDDING]
+    faults = [f"{name}: missing" for name in wanted if name not in claims]
+    faults += [f"{name}: left over, this model has no such weight" for name in sorted(claims) if name not in wanted]
+    faults += [
+        f"{name}: has shape {list(claims[name].shape)}, the config asks for {list(shape)}"
+        for name, shape in wanted.items()
+        if name in claims and claims[name].shape != shape
+    ]
+    faults += [
+        f"{name}: is no plain tensor of float32, float16 or bfloat16"
+        for name in wanted
+        if name in claims and claims[name].dtype is None
+    ]
+    if faults:
+        raise UserError("\n".join([f"{stored.origin}: not the weights of its config", *(f"  {f}" for f in faults)]))
+    needed = sum(_bytes(shape, claims[name].dtype) for name, shape in wanted.items() if names.get(name))
+    if needed > stored.size:
+        raise UserError(
+            f"{stored.origin}: {stored.size:,} bytes cannot hold weights of {needed:,}: its tensors share their memory"
+        )
+
+
+def _bytes(shape: tuple[int, ...], dtype: torch.dtype | None) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count * (dtype.itemsize if dtype is not None else 0)

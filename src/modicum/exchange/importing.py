@@ -1,0 +1,152 @@
+"""A foreign checkpoint becomes an ordinary one: read without trust, relaid, proven, and only then written."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from modicum.checkpoint import load_checkpoint
+from modicum.checkpoint.save import write_model
+from modicum.exchange.foreign import Foreign, read_foreign
+from modicum.exchange.layouts import relaid
+from modicum.exchange.names import Dialect
+from modicum.exchange.parity import Compared, decoder_speaker, prove, truth_of
+from modicum.exchange.stored import read_json
+from modicum.store import UserError, atomic_directory, write_json, write_manifest
+from modicum.tokenizer import CYBERSLM_TEMPLATE, Tokenizer, load_tokenizer, sentencepiece_tokenizer
+from modicum.tokenizer.load import template_in
+
+
+@dataclass(frozen=True)
+class ImportReport:
+    """What was imported, and how closely it says what its source says. tensors: how many were written; dtype: as what;
+    vocabulary: rows of the embedding; tokenizer: its file, with so many ids; left_aside: parts of the file not read."""
+
+    out: Path
+    architecture: str
+    written_as: str
+    parameters: int
+    tensors: int
+    dtype: str
+    vocabulary: int
+    tokenizer: Path
+    tokenizer_ids: int
+    compared: tuple[Compared, ...]
+    left_aside: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain JSON data."""
+        return {**asdict(self), "out": str(self.out), "tokenizer": str(self.tokenizer)}
+
+
+def import_checkpoint(
+    path: Path,
+    *,
+    dialect: Dialect,
+    out: Path,
+    tokenizer: Path | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> ImportReport:
+    """Write the foreign checkpoint at `path` (a file, or a folder) as the checkpoint `out`.
+
+    tokenizer: a tokenizer.json, a SentencePiece tokenizer.model or a folder with one; without it, the one beside the
+    weights. Raises UserError, and writes nothing, when anything is missing, left over or of the wrong shape, when the
+    logits are not the source's, and when `out` is there already. Nothing in the source is executed.
+    """
+    refuse_taken(out)
+    progress(f"reading {path}")
+    foreign = read_foreign(path, dialect)
+    folder = path if path.is_dir() else path.parent
+    file = _tokenizer_file(folder, dialect, tokenizer)
+    spoken = _read_tokenizer(file, dialect)
+    if spoken.vocab_size > foreign.config.vocab_size:
+        raise UserError(
+            f"{file}: has {spoken.vocab_size} ids, and the model a vocabulary of {foreign.config.vocab_size}; it is "
+            "another model's: name the right one with --tokenizer"
+        )
+    progress("comparing its logits with the float64 reference")
+    config = replace(foreign.config, rotary_layout="half")
+    weights = relaid(
+        foreign.weights, head_dim=config.head_dim, source=foreign.config.rotary_layout, target=config.rotary_layout
+    )
+    truth = truth_of(foreign.weights, foreign.config)
+    compared = prove(f"the checkpoint made of {path}", decoder_speaker(weights, config), truth)
+    stops = _stop_ids(folder, dialect, spoken)
+    progress(f"writing {out}")
+    with atomic_directory(out) as unfinished:
+        chat = spoken.end_of_turn_id in stops or (not stops and spoken.chat_template is not None)
+        write_model(unfinished, config=config, weights=weights, tokenizer=spoken, chat=chat)
+        _keep_stop_ids(unfinished, stops)
+        written = load_checkpoint(unfinished, verify=False)
+        write_manifest(unfinished)
+    return _report(foreign, out, file, spoken, compared, written.config.qk_norm)
+
+
+def refuse_taken(out: Path) -> None:
+    """Raise UserError unless `out` is free: not there, or an empty folder."""
+    if out.is_symlink() or (out.exists() and not out.is_dir()):
+        raise UserError(f"{out}: is there already and is no folder; name a new one with --out")
+    if out.is_dir() and any(out.iterdir()):
+        raise UserError(f"{out}: is not empty; name a new folder with --out, or empty this one")
+
+
+def _tokenizer_file(folder: Path, dialect: Dialect, given: Path | None) -> Path:
+    """The file that decides the ids: a dialect has a tokenizer.model of its own, Hugging Face its tokenizer.json."""
+    if given is not None and given.is_file():
+        return given
+    where = given or folder
+    names = ("tokenizer.json", "tokenizer.model") if dialect == "hf" else ("tokenizer.model", "tokenizer.json")
+    for name in names:
+        if (where / name).is_file():
+            return where / name
+    raise UserError(
+        f"{where}: no tokenizer; put the model's tokenizer.json or its SentencePiece tokenizer.model there, or name it "
+        "with --tokenizer"
+    )
+
+
+def _read_tokenizer(file: Path, dialect: Dialect) -> Tokenizer:
+    template = CYBERSLM_TEMPLATE if dialect == "cyberslm" else template_in(file.parent)
+    if file.suffix == ".model":
+        return sentencepiece_tokenizer(file, template=template)
+    return load_tokenizer(file, template=template, missing="keep")
+
+
+def _stop_ids(folder: Path, dialect: Dialect, tokenizer: Tokenizer) -> list[int]:
+    """Where a Hugging Face model stops, by its own account; empty where it says nothing of use."""
+    if dialect != "hf":
+        return []
+    for name in ("generation_config.json", "config.json"):
+        given = read_json(folder / name).get("eos_token_id") if (folder / name).is_file() else None
+        ids = given if isinstance(given, list) else [given]
+        known = [number for number in ids if type(number) is int and 0 <= number < tokenizer.vocab_size]
+        if known:
+            return known
+    return []
+
+
+def _keep_stop_ids(folder: Path, stops: list[int]) -> None:
+    """Let the written model stop where its source stopped, beside where ours do."""
+    file = folder / "generation_config.json"
+    generation = read_json(file)
+    ours = generation["eos_token_id"] if isinstance(generation["eos_token_id"], list) else [generation["eos_token_id"]]
+    write_json(file, {**generation, "eos_token_id": list(dict.fromkeys([*ours, *stops]))})
+
+
+def _report(
+    foreign: Foreign, out: Path, file: Path, tokenizer: Tokenizer, compared: tuple[Compared, ...], qk_norm: bool
+) -> ImportReport:
+    (dtype,) = {str(weight.dtype).removeprefix("torch.") for weight in foreign.weights.values()}
+    return ImportReport(
+        out=out,
+        architecture=foreign.architecture,
+        written_as="Qwen3ForCausalLM" if qk_norm else "LlamaForCausalLM",
+        parameters=foreign.config.parameter_count(),
+        tensors=len(foreign.weights),
+        dtype=dtype,
+        vocabulary=foreign.config.vocab_size,
+        tokenizer=file,
+        tokenizer_ids=tokenizer.vocab_size,
+        compared=compared,
+        left_aside=foreign.left_aside,
+    )

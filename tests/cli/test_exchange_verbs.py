@@ -1,0 +1,77 @@
+"""modicum import and export, as they are typed."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from modicum.checkpoint import load_checkpoint, save_checkpoint
+from modicum.model import Decoder, ModelConfig
+from modicum.tokenizer import train_tokenizer
+
+
+def modicum(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "modicum", *map(str, arguments)], capture_output=True, text=True, check=False
+    )
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    tokenizer = train_tokenizer(["to and fro"] * 40, vocab_size=320, min_frequency=2, sample_bytes=10**6, seed=0)[0]
+    config = ModelConfig(
+        vocab_size=320, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
+        max_position_embeddings=64,
+    )  # fmt: skip
+    weights = Decoder(config).state_dict()
+    return save_checkpoint(tmp_path, 1, config=config, weights=weights, tokenizer=tokenizer, chat=False, training=None)
+
+
+def test_a_model_goes_out_and_comes_in_again(checkpoint, tmp_path):
+    out = modicum("export", checkpoint, "--to", "cyberslm", "--out", tmp_path / "theirs")
+    assert out.returncode == 0, out.stderr
+    assert "prompt     difference   allowed  largest logit" in out.stdout
+    assert f"written: {tmp_path / 'theirs'}" in out.stdout
+    back = modicum("import", tmp_path / "theirs" / "model.pt", "--dialect", "cyberslm", "--out", tmp_path / "ours")
+    assert back.returncode == 0, back.stderr
+    assert "CyberSLM from" in back.stdout
+    assert "40 tokens" in back.stdout
+    first, second = load_checkpoint(checkpoint).weights, load_checkpoint(tmp_path / "ours").weights
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_the_report_is_json_where_a_machine_reads_it(checkpoint, tmp_path):
+    answer = modicum("import", checkpoint, "--dialect", "hf", "--out", tmp_path / "ours", "--json")
+    report = json.loads(answer.stdout)
+    assert report["architecture"] == report["written_as"] == "LlamaForCausalLM"
+    assert report["tokenizer"] == str(checkpoint / "tokenizer.json")
+    assert [one["tokens"] for one in report["compared"]] == [1, 2, 7, 40]
+    assert all(one["difference"] <= one["allowed"] for one in report["compared"])
+    answer = modicum("export", tmp_path / "ours", "--to", "cyberslm", "--out", tmp_path / "theirs", "--json")
+    assert json.loads(answer.stdout)["tensors"] == report["tensors"]
+
+
+def test_what_is_wrong_with_the_source_is_told_with_status_2(tmp_path):
+    state = {"norm.weight": torch.ones(3)}
+    torch.save({"model_state": state, "config": {"n_embd": 32}}, tmp_path / "model.pt")
+    answer = modicum("import", tmp_path / "model.pt", "--dialect", "core", "--out", tmp_path / "ours")
+    assert answer.returncode == 2
+    assert f"error: {tmp_path / 'model.pt'}: config:" in answer.stderr
+    assert not (tmp_path / "ours").exists()
+    answer = modicum("export", tmp_path / "nowhere", "--to", "cyberslm", "--out", tmp_path / "theirs")
+    assert answer.returncode == 2
+    assert "no such checkpoint" in answer.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("import", "x.pt", "--out", "y"),
+        ("import", "x.pt", "--dialect", "klingon", "--out", "y"),
+        ("export", "x", "--to", "gguf", "--out", "y"),
+    ],
+)
+def test_an_unknown_dialect_is_the_users_to_mend(arguments):
+    assert modicum(*arguments).returncode == 2
