@@ -17,6 +17,7 @@ from modicum.doctor.machine import device_here, examine_machine
 from modicum.model import Decoder, ModelConfig
 from modicum.recipe import Recipe, load_recipe
 from modicum.road.machine import free_memory
+from modicum.road.start import check_start, model_config
 from modicum.store import UserError
 from modicum.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 
@@ -97,9 +98,10 @@ def examine_checkpoint(path: Path) -> Iterator[Finding]:
 
 def examine_recipe(recipe: Recipe) -> Iterator[Finding | MarkedConversation]:
     """The probes of the recipe's own model, its conversations, and the newest checkpoints of its run."""
+    check_start(recipe)
     tokenizer = tokenizer_of(recipe)
     ids = tokenizer.vocab_size if tokenizer else recipe.tokenizer.vocab_size or recipe.model.vocab_size
-    yield from arithmetic(ModelConfig.from_settings(recipe.model, ids))
+    yield from arithmetic(model_config(recipe, ids))
     if recipe.sft is not None and recipe.sft.data:
         own_template = recipe.chat.template is not None
         template = recipe.chat.template.read_text("utf-8") if recipe.chat.template else None
@@ -114,11 +116,13 @@ def examine_recipe(recipe: Recipe) -> Iterator[Finding | MarkedConversation]:
 
 
 def tokenizer_of(recipe: Recipe) -> Tokenizer | None:
-    """The run's tokenizer, else the one that the recipe loads; None where one is still to be trained."""
+    """The run's tokenizer, else the one that the recipe takes over or loads; None where one is still to be trained."""
     made = recipe.run_folder / "tokenizer" / "files"
     template = recipe.chat.template.read_text("utf-8") if recipe.chat.template else None
     if made.is_dir():
-        return load_tokenizer(made)
+        return load_tokenizer(made, missing="keep")
+    if recipe.model.checkpoint is not None:
+        return load_tokenizer(recipe.model.checkpoint, template=template, missing="keep")
     if recipe.tokenizer.path is not None:
         return load_tokenizer(recipe.tokenizer.path, template=template, missing=recipe.tokenizer.missing_special_tokens)
     return None

@@ -50,6 +50,13 @@ class Recipe(Settings):
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
         faults = _length_faults(self.model_dump())
+        if self.model.checkpoint is not None:
+            faults += [
+                f"tokenizer.{name}: the tokenizer is that of model.checkpoint; leave this out"
+                for name in sorted(self.tokenizer.model_fields_set)
+            ]
+        elif not self.pretrain.steps:
+            faults.append("pretrain.steps: 0 updates teach a fresh model nothing; 0 goes with model.checkpoint alone")
         if faults:
             raise ValueError("\n".join(faults))
         return self
@@ -60,6 +67,8 @@ def _length_faults(values: dict[str, Any]) -> list[str]:
     together with the others and not after them."""
     given = values.get("model")
     model: dict[str, Any] = given if isinstance(given, dict) else {}
+    if model.get("checkpoint") is not None:
+        return []  # its positions stand in its own files, which are read where they are used
     preset = PRESETS.get(str(model.get("preset", "micro")), {})
     positions = {"max_position_embeddings": 2048, **preset, **model}["max_position_embeddings"]
     faults = []
@@ -209,4 +218,8 @@ def _settings_class(annotation: Any) -> type[BaseModel] | None:
 
 def resolved_yaml(recipe: Recipe) -> str:
     """The recipe as YAML with every default written out; loading it again gives an equal recipe."""
-    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120)
+    plain = recipe.model_dump(mode="json")
+    if recipe.model.checkpoint is not None:  # shape and tokenizer are the checkpoint's, and may not stand beside it
+        plain["model"] = recipe.model.model_dump(mode="json", exclude_unset=True)
+        del plain["tokenizer"]
+    return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=120)

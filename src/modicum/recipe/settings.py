@@ -128,8 +128,13 @@ class ChatSettings(Settings):
 
 
 class ModelSettings(Settings):
-    """A preset and what differs from it. The names and meanings are those of a Hugging Face Llama or Qwen3 config."""
+    """A preset and what differs from it. The names and meanings are those of a Hugging Face Llama or Qwen3 config.
 
+    checkpoint: a folder to begin with instead: its shape, weights and tokenizer. Beside it only attention_dropout may
+    stand.
+    """
+
+    checkpoint: InputPath | None = None
     preset: Literal["nano", "micro", "mini", "cyberslm", "small", "base"] = "micro"
     hidden_size: int = Field(default=256, ge=2)
     num_hidden_layers: int = Field(default=8, ge=1)
@@ -154,7 +159,14 @@ class ModelSettings(Settings):
     @model_validator(mode="before")
     @classmethod
     def _fill_from_preset(cls, values: Any) -> Any:
-        if isinstance(values, dict):
+        if isinstance(values, dict) and values.get("checkpoint") is not None:
+            others = [str(name) for name in values if name not in ("checkpoint", "attention_dropout")]
+            if others:
+                raise ValueError(
+                    f"{', '.join(others)}: the shape is that of the checkpoint; beside checkpoint only "
+                    "attention_dropout may stand"
+                )
+        elif isinstance(values, dict):
             preset = PRESETS.get(str(values.get("preset", "micro")), {})
             own_width = values.get("ffn_dim_multiplier") is not None or "multiple_of" in values
             filled = {k: v for k, v in preset.items() if not (k == "intermediate_size" and own_width)}
@@ -224,9 +236,9 @@ class TrainSettings(Settings):
 
 
 class PretrainSettings(TrainSettings):
-    """steps counts optimizer updates."""
+    """steps counts optimizer updates; 0, where the model begins with a checkpoint, leaves it as it is."""
 
-    steps: int = operating(1000, ge=1)
+    steps: int = operating(1000, ge=0)
 
 
 class SftSettings(TrainSettings):

@@ -1,4 +1,4 @@
-"""The evaluate stage: every figure of the report, for the untrained, the base and the chat model, in results.json."""
+"""The evaluate stage: every figure of the report, for the model before, base and chat model, in results.json."""
 
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,10 @@ def _heldout(road: Road, checkpoints: dict[str, Checkpoint]) -> dict[str, Any]:
     if next(read_documents(corpus_folder(road), HELDOUT), None) is None:
         road.listener.say("nothing is held out (corpus.heldout_fraction: 0), so bits per byte are not measured")
         return {}
-    models: dict[str, Decoder] = {"untrained": initial_model(road, base.config)}
+    models: dict[str, Decoder] = {}
+    if road.recipe.pretrain.steps:  # without an update the base model is the one before
+        before = "untrained" if road.recipe.model.checkpoint is None else "start"
+        models[before] = initial_model(road, base.config.vocab_size)
     models |= {name: checkpoint.model() for name, checkpoint in checkpoints.items()}
     found = {}
     for number, (name, model) in enumerate(models.items()):

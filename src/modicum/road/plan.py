@@ -21,6 +21,7 @@ from modicum.road.machine import (
 )
 from modicum.road.memory import Memory, expected_memory, rows_to_try
 from modicum.road.sizes import OPTIMAL_TOKENS_PER_PARAMETER
+from modicum.road.start import check_start, model_config
 from modicum.road.text import Text, text_of
 from modicum.road.timing import StagePlan, stage_plans
 from modicum.road.trial import Trial, try_updates
@@ -88,8 +89,9 @@ def plan(recipe: Recipe, *, measure: bool = True) -> Plan:
     Raises UserError when the run cannot fit into this machine's memory or disk, with what to change; and for files
     that cannot be read, as the run would.
     """
+    check_start(recipe)
     text = text_of(recipe)
-    config = ModelConfig.from_settings(recipe.model, text.vocab_size)
+    config = model_config(recipe, text.vocab_size)
     works = training_works(recipe, config, text)
     disk = disk_of(
         recipe,
@@ -101,19 +103,20 @@ def plan(recipe: Recipe, *, measure: bool = True) -> Plan:
     )
     # what the run has written already is part of what it needs
     refuse_disk(disk, free_disk(recipe.run_folder) + bytes_below(recipe.run_folder))
-    for work in works:
+    trained = [work for work in works if work.steps]
+    for work in trained:
         refuse_memory(least_memory(expected_memory(config, work, None)), work)
     load = busy_cores()
     trials: dict[str, Trial] = {}
     for work in works if measure else ():
         trials[work.stage] = _shared_trial(config, work, works, trials)
-    memories = [expected_memory(config, work, trials.get(work.stage)) for work in works]
-    for work, memory in zip(works, memories, strict=True):
+    memories = [expected_memory(config, work, trials.get(work.stage)) for work in trained or works]
+    for work, memory in zip(trained, memories, strict=False):
         refuse_memory(memory, work)
     return Plan(
         name=recipe.name,
         machine=describe_machine().line(),
-        model={"preset": recipe.model.preset, **asdict(config)},
+        model={**_origin(recipe), **asdict(config)},
         parameters=parameters_by_part(config),
         text=text,
         tokens=works[0].tokens,
@@ -124,7 +127,10 @@ def plan(recipe: Recipe, *, measure: bool = True) -> Plan:
         memory_limit=memory_limit(),
         free_disk=free_disk(recipe.run_folder),
         how=_how(trials.get("pretrain")),
-        notes=(*_notes(text, works[0], config), *(_load_note(load) if measure else ())),
+        notes=(
+            *_notes(text, works[0], config, fresh=recipe.model.checkpoint is None),
+            *(_load_note(load) if measure else ()),
+        ),
     )
 
 
@@ -160,7 +166,12 @@ def _load_note(load: float) -> list[str]:
     return [f"{other}, so alone the run takes less time"]
 
 
-def _notes(text: Text, pretrain: TrainingWork, config: ModelConfig) -> list[str]:
+def _origin(recipe: Recipe) -> dict[str, str]:
+    start = recipe.model.checkpoint
+    return {"preset": recipe.model.preset} if start is None else {"checkpoint": str(start)}
+
+
+def _notes(text: Text, pretrain: TrainingWork, config: ModelConfig, *, fresh: bool) -> list[str]:
     """Sentences about what is estimated, and about too little or too much text."""
     notes = []
     if text.tokens is None:
@@ -177,7 +188,7 @@ def _notes(text: Text, pretrain: TrainingWork, config: ModelConfig) -> list[str]
                 f"{text.max_epochs[name]:g}: the run would refuse; fewer steps, more text, or a higher max_epochs"
             )
     ratio = pretrain.tokens / config.parameter_count()
-    if ratio < OPTIMAL_TOKENS_PER_PARAMETER / 4:
+    if fresh and ratio < OPTIMAL_TOKENS_PER_PARAMETER / 4:
         notes.append(
             f"{three_figures(ratio)} tokens a parameter are few beside the {OPTIMAL_TOKENS_PER_PARAMETER} of Hoffmann "
             "et al. 2022: a smaller model would learn more from the same compute"

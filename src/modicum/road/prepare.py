@@ -10,6 +10,7 @@ from modicum.corpus import prepare_corpus, read_choices, read_documents
 from modicum.data import write_shards
 from modicum.recipe import identity
 from modicum.road.context import Road
+from modicum.road.start import start_hash, starting_checkpoint
 from modicum.store import UserError, atomic_directory, hash_file, hash_json, write_json
 from modicum.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 
@@ -60,13 +61,16 @@ def _texts_to_avoid(road: Road) -> list[str]:
 
 
 def tokenizer_inputs(road: Road) -> dict[str, str]:
-    settings, template = road.recipe.tokenizer, road.recipe.chat.template
-    inputs = {"tokenizer": hash_json(identity(settings)), "vocab_size": str(_vocab_size(road))}
+    settings, template, start = road.recipe.tokenizer, road.recipe.chat.template, road.recipe.model.checkpoint
+    if start is None:
+        inputs = {"tokenizer": hash_json(identity(settings)), "vocab_size": str(_vocab_size(road))}
+    else:
+        inputs = {"model.checkpoint": start_hash(start)}
     if template is not None:
         inputs["chat.template"] = hash_json(_template_text(template))
     if settings.path is not None:
         inputs["tokenizer.path"] = road.fingerprints.of(settings.path)
-    else:
+    elif start is None:
         inputs["corpus"] = _manifest_hash(corpus_folder(road))
         inputs["seed"] = str(road.seed("tokenizer"))
     return inputs
@@ -75,10 +79,13 @@ def tokenizer_inputs(road: Road) -> dict[str, str]:
 def make_tokenizer(road: Road) -> None:
     settings, template = road.recipe.tokenizer, road.recipe.chat.template
     text = None if template is None else _template_text(template)
-    if settings.path is not None:
+    start, sample = starting_checkpoint(road.recipe), None
+    if start is not None:
+        tokenizer = start.tokenizer
+        road.listener.say(f"tokenizer: that of {start.path}, vocabulary {tokenizer.vocab_size:,}")
+    elif settings.path is not None:
         tokenizer = load_tokenizer(settings.path, template=text, missing=settings.missing_special_tokens)
         road.listener.say(f"tokenizer: loaded {settings.path}, vocabulary {tokenizer.vocab_size:,}")
-        sample = None
     else:
         tokenizer, report = train_tokenizer(
             (document.text for document in read_documents(corpus_folder(road))),
@@ -92,7 +99,7 @@ def make_tokenizer(road: Road) -> None:
     with atomic_directory(road.folder("tokenizer") / "files") as folder:
         tokenizer.save(folder)
         if text is not None:
-            load_tokenizer(folder, template=text).save(folder)
+            load_tokenizer(folder, template=text, missing="keep").save(folder)
         if sample is not None:
             write_json(folder / "sample.json", sample)
 
@@ -113,7 +120,7 @@ def _vocab_size(road: Road) -> int:
 
 def open_tokenizer(road: Road) -> Tokenizer:
     """The run's tokenizer."""
-    return load_tokenizer(road.folder("tokenizer") / "files")
+    return load_tokenizer(road.folder("tokenizer") / "files", missing="keep")
 
 
 def shards_inputs(road: Road) -> dict[str, str]:

@@ -11,6 +11,7 @@ from modicum.road import measure, prepare, training
 from modicum.road.context import Listener, Road, Silent
 from modicum.road.planning import keep_plan
 from modicum.road.reporting import make_report, report_inputs
+from modicum.road.start import check_start
 from modicum.store import UserError, run_lock, write_text
 
 
@@ -52,6 +53,7 @@ def run(
     results and those of all after it first. A training stage never replaces checkpoints of another recipe by itself: it
     raises UserError that says what differs, and `start` is the way to begin anew.
     """
+    check_start(recipe)
     road = Road(recipe, listener or Silent())
     stages = _chosen(recipe, until, start)
     with run_lock(road.run.path):

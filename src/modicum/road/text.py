@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from modicum.data.index import ShardsInfo, read_index
 from modicum.recipe import Recipe
 from modicum.road.estimate import Talk, bytes_per_token, source_text, talk
+from modicum.road.start import starting_checkpoint
 from modicum.store import UserError
 from modicum.tokenizer import load_tokenizer
 
@@ -86,7 +87,10 @@ def _shards(recipe: Recipe, split: str) -> ShardsInfo | None:
 
 
 def _vocab_size(recipe: Recipe) -> int:
-    """Ids of the tokenizer that the recipe loads or trains."""
+    """Ids of the tokenizer that the recipe takes over, loads or trains."""
+    start = starting_checkpoint(recipe)
+    if start is not None:
+        return start.tokenizer.vocab_size
     if recipe.tokenizer.path is not None:
         return load_tokenizer(recipe.tokenizer.path, missing=recipe.tokenizer.missing_special_tokens).vocab_size
     wanted = recipe.tokenizer.vocab_size or recipe.model.vocab_size

@@ -38,7 +38,7 @@ def stage_plans(
     """Every stage of the recipe's road in its order."""
     megabytes = None if text.bytes is None else text.bytes / 1e6
     sample = None if megabytes is None else min(megabytes, recipe.tokenizer.sample_mb)
-    loaded = recipe.tokenizer.path is not None
+    loaded = recipe.tokenizer.path is not None or recipe.model.checkpoint is not None
     plans = [
         StagePlan("corpus", _scaled(megabytes, _CORPUS / recipe.corpus.workers)),
         StagePlan("tokenizer", _STARTING if loaded else _scaled(sample, _TOKENIZER)),

@@ -1,19 +1,21 @@
 """The training stages: a recipe's values handed to the one loop, for pretraining and for fine-tuning."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import asdict
 from math import ceil
 from pathlib import Path
 from typing import Any
 
-from modicum.checkpoint import load_checkpoint
+from modicum.checkpoint import load_checkpoint, newest, save_checkpoint, step_folder
 from modicum.checkpoint.save import STATE
 from modicum.data import Batch, Loader, Shards, WindowRows, eval_windows, open_shards
 from modicum.model import Decoder, ModelConfig
 from modicum.recipe import SftSettings, TrainSettings, identity
 from modicum.road.context import Road
 from modicum.road.prepare import HELDOUT, TRAIN, corpus_weights, open_tokenizer, shards_folder
+from modicum.road.start import model_identity, starting_checkpoint
 from modicum.store import UserError, hash_file, hash_json, write_json
 from modicum.tokenizer import Tokenizer
 from modicum.train import Intervals, OptimizerSettings, Schedule, Wishes, train
@@ -24,7 +26,7 @@ def pretrain_inputs(road: Road) -> dict[str, str]:
     shards = {split: hash_file(shards_folder(road, split) / "manifest.json") for split in (TRAIN, HELDOUT)}
     return {
         "shards": hash_json(shards),
-        "model": hash_json(identity(road.recipe.model)),
+        "model": hash_json(model_identity(road.recipe)),
         "pretrain": hash_json(identity(road.recipe.pretrain)),
         "sources": hash_json(_mixture(road)),
         "steps": str(road.recipe.pretrain.steps),
@@ -35,6 +37,12 @@ def pretrain_inputs(road: Road) -> dict[str, str]:
 def pretrain(road: Road) -> None:
     """Train the base model to the recipe's number of updates, from the newest checkpoint on."""
     settings, tokenizer = road.recipe.pretrain, open_tokenizer(road)
+    untouched = step_folder(road.run.checkpoints("pretrain"), 0)
+    if not settings.steps:
+        _take_over(road, tokenizer)
+        return
+    if untouched.exists():  # the run had no updates and is now to have some; nothing was learnt that could be lost
+        shutil.rmtree(untouched)
     shards = open_shards(shards_folder(road, TRAIN), tokenizer_hash=tokenizer.hash)
     heldout = open_shards(shards_folder(road, HELDOUT), tokenizer_hash=tokenizer.hash)
     weights, max_epochs = corpus_weights(road, shards.sources)
@@ -47,12 +55,12 @@ def pretrain(road: Road) -> None:
         separate_documents=settings.separate_documents,
     )
     train(
-        initial_model(road, model_config(road, tokenizer)),
+        initial_model(road, tokenizer.vocab_size),
         Loader(rows, batch_size=settings.batch_size),
         chat=False,
         tokenizer=tokenizer,
         identity={
-            "model": identity(road.recipe.model),
+            "model": model_identity(road.recipe),
             "pretrain": identity(settings),
             "sources": _mixture(road),
             "shards": shards.fingerprint,
@@ -62,6 +70,26 @@ def pretrain(road: Road) -> None:
         heldout=(lambda: _heldout_windows(heldout, settings)) if heldout.sources else None,
         **_common(road, "pretrain", settings, settings.steps),
     )
+
+
+def _take_over(road: Road, tokenizer: Tokenizer) -> None:
+    """Without an update the base model is the starting checkpoint, its weights as they lie on disk."""
+    start, root = starting_checkpoint(road.recipe), road.run.checkpoints("pretrain")
+    if start is None:
+        raise UserError("pretrain.steps: 0 goes with model.checkpoint alone")
+    found = newest(root)
+    if found not in (None, step_folder(root, 0)):
+        raise UserError(f"{found}: updates were made, and the run is now to have none; give it another name")
+    save_checkpoint(
+        root,
+        0,
+        config=start.config,
+        weights=start.weights,
+        tokenizer=tokenizer,
+        chat=tokenizer.end_of_turn_id in start.stop_ids,
+        training=None,
+    )
+    road.listener.say(f"pretrain: no updates, the base model is {start.path}")
 
 
 def sft_inputs(road: Road) -> dict[str, str]:
@@ -129,13 +157,12 @@ def conversations(road: Road, tokenizer: Tokenizer) -> ConversationSplit:
     )
 
 
-def model_config(road: Road, tokenizer: Tokenizer) -> ModelConfig:
-    return ModelConfig.from_settings(road.recipe.model, tokenizer.vocab_size)
-
-
-def initial_model(road: Road, config: ModelConfig) -> Decoder:
-    """The model before any training: the recipe's seed decides its weights."""
-    model = Decoder(config)
+def initial_model(road: Road, vocab_size: int) -> Decoder:
+    """The model before any training: the starting checkpoint's, else the recipe's seed decides its weights."""
+    start = starting_checkpoint(road.recipe)
+    if start is not None:
+        return start.model().train()
+    model = Decoder(ModelConfig.from_settings(road.recipe.model, vocab_size))
     model.init_weights(road.seed("model"))
     return model
 

@@ -121,7 +121,9 @@ def _verdicts(figures: Mapping[str, Any]) -> dict[str, Any]:
     bits, answers = figures["headline"]["bits_per_byte"], figures["answers"]
     loss = answers["loss"] if answers else None
     verdicts = {
-        "bits": bits_verdict(bits["untrained"], bits["base"], bits.get("chat")) if bits else None,
+        "bits": bits_verdict(bits.get("untrained", bits.get("start")), bits["base"], bits.get("chat"))
+        if bits
+        else None,
         "answers": answer_verdict(loss["base"], loss["chat"], loss.get("chat_shuffled")) if loss else None,
     }
     choices = {model: choice_verdict(result) for model, result in (figures["choices"] or {}).items()}

@@ -23,11 +23,15 @@ def choice_verdict(result: Mapping[str, Any]) -> str:
     return f"Above chance ({percent(chance)}), but not distinguishable from {name} ({percent(best)})."
 
 
-def bits_verdict(untrained: float, base: float, chat: float | None) -> str:
-    """One sentence about held-out bits per byte before and after pretraining, and after fine-tuning."""
-    if base >= untrained:
-        return f"Pretraining did not help on held-out text: {untrained:.2f} before, {base:.2f} after."
-    text = f"Pretraining brought it down from {untrained:.2f}, by {percent(1 - base / untrained)}"
+def bits_verdict(before: float | None, base: float, chat: float | None) -> str:
+    """One sentence about held-out bits per byte before and after pretraining (None: there was none), and after
+    fine-tuning."""
+    if before is None:
+        text = "The starting checkpoint was not pretrained further"
+    elif base >= before:
+        return f"Pretraining did not help on held-out text: {before:.2f} before, {base:.2f} after."
+    else:
+        text = f"Pretraining brought it down from {before:.2f}, by {percent(1 - base / before)}"
     if chat is None:
         return f"{text}."
     way = "raised it to" if chat > base else "brought it to"
