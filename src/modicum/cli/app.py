@@ -16,7 +16,7 @@ from modicum.store import UserError
 OURS, USERS, INTERRUPTED = 1, 2, 130
 # What the operating system refuses because of the user's machine, not because of us.
 _MENDABLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.EMFILE}
-VERBS = ("new", "plan", "run", "stages", "generate", "chat", "import_", "export", "doctor")
+VERBS = ("new", "plan", "run", "stages", "generate", "chat", "import_", "export", "doctor", "bench")
 
 app = typer.Typer(
     name="modicum",
@@ -42,7 +42,11 @@ def _options(
     """Options of the program itself."""
 
 
-def verb(name: str, example: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+bench = typer.Typer(help="Measure speed and memory here, beside a peer in the same run.", no_args_is_help=True)
+app.add_typer(bench, name="bench")
+
+
+def verb(name: str, example: str, *, group: typer.Typer = app) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Register a function as `modicum NAME`; whatever it raises becomes a message and an exit status."""
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
@@ -52,7 +56,7 @@ def verb(name: str, example: str) -> Callable[[Callable[..., None]], Callable[..
             if status:
                 raise typer.Exit(status)
 
-        app.command(name, epilog=f"Example: {example}")(guarded)
+        group.command(name, epilog=f"Example: {example}")(guarded)
         return guarded
 
     return register

@@ -1,0 +1,55 @@
+"""Systems measured in turn, each in a fresh process, so that what else the machine does falls on all of them alike."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from modicum.store import UserError
+
+Say = Callable[[str], None]
+
+
+def take_turns(
+    module: str, orders: Mapping[str, Mapping[str, Any]], *, rounds: int, say: Say
+) -> dict[str, list[dict[str, Any]]]:
+    """Run `python -m module` once a round for each named order, one after the other; each one's answers.
+
+    An order goes in as JSON, the last line that comes out is the answer. The order of the systems turns round by
+    round: whoever went first goes last. Raises UserError when a process is killed or says that the user can mend it.
+    """
+    answers: dict[str, list[dict[str, Any]]] = {name: [] for name in orders}
+    for number in range(rounds):
+        for name in _turned(list(orders), number):
+            answer = _ask(module, name, orders[name])
+            answers[name].append(answer)
+            say(f"round {number + 1} of {rounds}, {name}: {answer['said']}")
+    return answers
+
+
+def _turned(names: Sequence[str], by: int) -> list[str]:
+    start = by % len(names)
+    return [*names[start:], *names[:start]]
+
+
+def _ask(module: str, name: str, order: Mapping[str, Any]) -> dict[str, Any]:
+    environment = {**os.environ, **order.get("environment", {})}
+    done = subprocess.run(
+        [sys.executable, "-m", module],
+        input=json.dumps(order),
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+    )
+    if done.returncode < 0:
+        raise UserError(f"{name}: killed by signal {-done.returncode}, as happens where memory runs out; fewer rows")
+    last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+    if done.returncode == 2:
+        raise UserError(f"{name}: {last}")
+    if done.returncode:
+        raise RuntimeError(f"{name} failed:\n{done.stderr}")
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer

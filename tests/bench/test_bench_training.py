@@ -1,0 +1,94 @@
+"""The figures of `bench train`: same network, same targets, right arithmetic, and the shape that --json prints."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from modicum.bench import Peer, bench_training
+from modicum.bench import training as room
+from modicum.bench.matrix_peak import matrix_gflops
+from modicum.bench.result import Bench, Row
+from modicum.bench.training_worker import _batch, _transformers
+from modicum.cli.bench_table import bench_lines
+from modicum.model import Decoder, ModelConfig
+from modicum.road.sizes import training_flops_per_token
+from modicum.train import SupervisedLoss
+
+CONFIG = ModelConfig(
+    vocab_size=320, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=192, qk_norm=True
+)
+
+
+def row(system="modicum", mode="bfloat16 compile", speed=300.0, memory=100.0):
+    return Row(system, mode, speed, speed, speed, 1.0, 0.5, memory)
+
+
+def test_ratios_are_ours_by_the_peers():
+    bench = Bench("", (row(), row("transformers", "float32 eager", 100.0, 400.0)), {"line": "a machine"})
+    assert bench.ratios == {
+        "tokens_per_s": {"transformers float32 eager": 3.0},
+        "peak_rss_mb": {"transformers float32 eager": 0.25},
+    }
+    (line,) = [line for line in bench_lines(bench) if line.startswith("transformers")]
+    assert line.split()[-4:] == ["3.00", "x", "0.25", "x"]
+
+
+def test_the_peer_learns_from_the_same_targets_on_the_same_network():
+    batch = _batch(CONFIG, 2, 16)
+    ours = Decoder(CONFIG)
+    loss = SupervisedLoss(ours, device=torch.device("cpu"), dtype=torch.float32, compiled=False)
+    peer = AutoModelForCausalLM.from_config(AutoConfig.for_model(**CONFIG.to_hf()))
+    peer.load_state_dict({**ours.state_dict(), "lm_head.weight": ours.model.embed_tokens.weight})
+    ids, labels = batch.ids[:, :-1].contiguous(), batch.ids[:, 1:].contiguous()
+    theirs = peer(input_ids=ids, labels=labels, shift_labels=labels).loss
+    assert float(loss(batch).detach()) / batch.supervised_tokens == pytest.approx(float(theirs.detach()), abs=1e-5)
+
+
+def test_the_peers_update_moves_all_of_its_weights():
+    order = {"mode": "eager", "dtype": "bfloat16", "our_allocator": False}
+    update, mode, dtype = _transformers(CONFIG, _batch(CONFIG, 2, 16), order)
+    assert (mode, dtype) == ("bfloat16 eager", "bfloat16")
+    parameters = [cell.cell_contents for cell in update.__closure__ if isinstance(cell.cell_contents, torch.nn.Module)]
+    before = [weight.detach().clone() for weight in parameters[0].parameters()]
+    update()
+    assert all(not torch.equal(a, b) for a, b in zip(before, parameters[0].parameters(), strict=True))
+
+
+def test_speeds_are_medians_and_gflops_follow_from_the_models_arithmetic(monkeypatch):
+    def turns(module, orders, *, rounds, say):  # noqa: ARG001
+        if module == room._PEAK:
+            return {"matrix peak": [{"gflops": {"bfloat16": 2.0, "float32": 1.0}}]}
+        answer = {"system": "modicum", "mode": "bfloat16 compile", "dtype": "bfloat16"}
+        slow = {**answer, "seconds": [0.5, 9.0, 0.5], "peak_rss_mb": 5.0}
+        fast = {**answer, "seconds": [0.25], "peak_rss_mb": 7.0}
+        return {name: [slow, fast] for name in orders}
+
+    monkeypatch.setattr(room, "take_turns", turns)
+    found = bench_training(CONFIG, rows=2, length=16, peers=[Peer()], rounds=2)
+    first = found.rows[0]
+    assert (first.tokens_per_s, first.low, first.high) == (96.0, 64.0, 128.0)
+    assert first.peak_rss_mb == 6.0
+    assert first.gflops == pytest.approx(96.0 * training_flops_per_token(CONFIG, 16) / 1e9)
+    assert first.share_of_peak == pytest.approx(first.gflops / 2.0)
+    assert len(found.rows) == 2
+
+
+def test_the_machines_peak_is_no_less_than_a_plain_product():
+    assert matrix_gflops(64, torch.float32, rows=256, repeats=3) > 0.1
+
+
+@pytest.mark.slow
+def test_the_verb_prints_the_shape_that_every_bench_keeps():
+    command = [
+        *[sys.executable, "-m", "modicum", "bench", "train", "--preset", "nano", "--rows", "1", "--length", "32"],
+        *["--rounds", "1", "--updates", "1", "--against", "transformers", "--peer-mode", "eager", "--json"],
+    ]
+    printed = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert printed.keys() == {"what", "rows", "ratios", "machine"}
+    assert [row["system"] for row in printed["rows"]] == ["modicum", "transformers"]
+    assert printed["rows"][0].keys() >= {"system", "mode", "tokens_per_s", "gflops", "peak_rss_mb"}
+    assert printed["ratios"].keys() == {"tokens_per_s", "peak_rss_mb"}
