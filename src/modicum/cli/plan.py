@@ -16,6 +16,16 @@ def plan(
     measure: Annotated[
         bool, typer.Option("--measure/--no-measure", help="Try a few updates here; without, no hours are known.")
     ] = True,
+    memory: Annotated[
+        str | None, typer.Option(help="A budget such as 4GB: say what would have to change to keep within it.")
+    ] = None,
+    hours: Annotated[
+        float | None, typer.Option(help="A budget of hours: say what would have to change.", min=0)
+    ] = None,
+    chip: Annotated[
+        str | None, typer.Option(help="Also compute the time on this chip, from its published peak: h100, a100, l4 ...")
+    ] = None,
+    gpus: Annotated[int, typer.Option(help="How many of that chip.", min=1)] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print every figure as JSON.")] = False,
     override: Overrides = None,
 ) -> None:
@@ -24,13 +34,15 @@ def plan(
     A run that does not fit into this machine's memory or disk is refused with status 2.
     """
     from modicum.recipe import load_recipe
+    from modicum.road.budget import budget_of
 
     loaded = load_recipe(recipe, override)
+    budget = budget_of(memory, hours)
     if measure:
         print("trying a few updates here, up to a minute where they must be compiled first ...", file=sys.stderr)
     from modicum.road.plan import plan as plan_run
 
-    found = plan_run(loaded, measure=measure)
+    found = plan_run(loaded, measure=measure, budget=budget, chip=chip, gpus=gpus)
     if as_json:
         print(json.dumps(found.to_dict(), indent=2, ensure_ascii=False))
         return

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
+from modicum.road.chips import ASSUMED_SHARE, Elsewhere
 from modicum.road.plan import Plan
 from modicum.road.sizes import OPTIMAL_TOKENS_PER_PARAMETER
 from modicum.road.words import count, duration, percent, short, size, three_figures
@@ -17,6 +18,10 @@ def plan_lines(plan: Plan) -> list[str]:
         *_block("stages", _stages(plan)),
         *_block(f"memory at most, while {plan.memory.stage} runs", _memory(plan)),
         *_block("disk", _disk(plan)),
+        *(_block("elsewhere", _elsewhere(plan.elsewhere)) if plan.elsewhere else []),
+        *(["", "within the budget as it is"] if plan.changes == () else []),
+        *([""] if plan.changes else []),
+        *(f"change: {change}" for change in plan.changes or ()),
         *([""] if plan.notes else []),
         *(f"note: {note}" for note in plan.notes),
     ]
@@ -98,3 +103,12 @@ def _memory(plan: Plan) -> list[Row]:
 def _disk(plan: Plan) -> list[Row]:
     rows = [(name, size(number)) for name, number in asdict(plan.disk).items()]
     return [*rows, ("together", size(plan.disk.total)), ("free", size(plan.free_disk))]
+
+
+def _elsewhere(found: Elsewhere) -> list[Row]:
+    computed = f"computed from its published peak at {percent(ASSUMED_SHARE)} of it, not measured"
+    return [
+        (f"training on {found.gpus} x {found.chip.name}: {duration(found.seconds)} ({computed})",),
+        (f"a chip's memory: {size(found.replicated_bytes)} with a whole copy, {size(found.sharded_bytes)} shared out",),
+        (found.fits,),
+    ]

@@ -8,6 +8,8 @@ from typing import Any
 
 from modicum.model import ModelConfig, Parameters, parameters_by_part
 from modicum.recipe import Recipe
+from modicum.road.budget import Budget, changes_for
+from modicum.road.chips import Elsewhere, elsewhere
 from modicum.road.disk import Disk, disk_of
 from modicum.road.fits import least_memory, refuse_disk, refuse_memory
 from modicum.road.machine import (
@@ -36,7 +38,8 @@ class Plan:
     """Everything `modicum plan` says: bytes, seconds, tokens; None where it was not measured or is not known.
 
     tokens: that pretraining reads. flops: of all training. memory: of the stage that needs most. how: device, dtype and
-    threads of the trial. notes: what the reader should know, a sentence each.
+    threads of the trial. notes: what the reader should know, a sentence each. changes: what would have to change to
+    keep within the budget that was asked for; None where none was. elsewhere: on other chips, computed.
     """
 
     name: str
@@ -53,6 +56,8 @@ class Plan:
     free_disk: int
     how: str | None
     notes: tuple[str, ...]
+    changes: tuple[str, ...] | None = None
+    elsewhere: Elsewhere | None = None
 
     @property
     def tokens_per_parameter(self) -> float:
@@ -83,8 +88,17 @@ class Plan:
         }
 
 
-def plan(recipe: Recipe, *, measure: bool = True) -> Plan:
+def plan(
+    recipe: Recipe,
+    *,
+    measure: bool = True,
+    budget: Budget | None = None,
+    chip: str | None = None,
+    gpus: int = 1,
+) -> Plan:
     """Plan the run of a recipe. measure: try a few updates here, which takes seconds, or a minute with compiling.
+
+    budget: say what would have to change to keep within it. chip: also compute the time on `gpus` of that chip.
 
     Raises UserError when the run cannot fit into this machine's memory or disk, with what to change; and for files
     that cannot be read, as the run would.
@@ -113,6 +127,9 @@ def plan(recipe: Recipe, *, measure: bool = True) -> Plan:
     memories = [expected_memory(config, work, trials.get(work.stage)) for work in trained or works]
     for work, memory in zip(trained, memories, strict=False):
         refuse_memory(memory, work)
+    largest = max(memories, key=lambda memory: memory.total)
+    stages = stage_plans(recipe, config, text, works, trials)
+    flops = sum(work.flops for work in works)
     return Plan(
         name=recipe.name,
         machine=describe_machine().line(),
@@ -120,9 +137,9 @@ def plan(recipe: Recipe, *, measure: bool = True) -> Plan:
         parameters=parameters_by_part(config),
         text=text,
         tokens=works[0].tokens,
-        flops=sum(work.flops for work in works),
-        stages=stage_plans(recipe, config, text, works, trials),
-        memory=max(memories, key=lambda memory: memory.total),
+        flops=flops,
+        stages=stages,
+        memory=largest,
         disk=disk,
         memory_limit=memory_limit(),
         free_disk=free_disk(recipe.run_folder),
@@ -131,6 +148,8 @@ def plan(recipe: Recipe, *, measure: bool = True) -> Plan:
             *_notes(text, works[0], config, fresh=recipe.model.checkpoint is None),
             *(_load_note(load) if measure else ()),
         ),
+        changes=None if budget is None else changes_for(budget, config, works, trials, stages),
+        elsewhere=None if chip is None else elsewhere(chip, gpus, flops=flops, memory=largest),
     )
 
 
@@ -139,10 +158,7 @@ def _shared_trial(config: ModelConfig, work: TrainingWork, works: list[TrainingW
     rows = rows_to_try(config, work, free_memory())
     for earlier in works:
         trial = done.get(earlier.stage)
-        same = (earlier.wishes, earlier.optimizer) == (
-            work.wishes,
-            work.optimizer,
-        ) and earlier.compiles == work.compiles
+        same = all(getattr(earlier, name) == getattr(work, name) for name in ("wishes", "optimizer", "compiles"))
         if trial is not None and same and (trial.rows, trial.length) == (rows, work.length):
             return trial
     return try_updates(

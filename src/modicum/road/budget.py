@@ -1,0 +1,154 @@
+"""What would have to change for a run to keep within a budget of memory or time."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import floor
+
+from modicum.model import ModelConfig
+from modicum.recipe import ModelSettings
+from modicum.recipe.presets import PRESETS
+from modicum.road.memory import Memory, activation_bytes, expected_memory
+from modicum.road.sizes import training_flops_per_token
+from modicum.road.timing import StagePlan
+from modicum.road.trial import Trial
+from modicum.road.words import duration, size
+from modicum.road.works import TrainingWork
+from modicum.store import UserError
+
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Bytes that a stage may take, seconds that the whole run may; None: no bound."""
+
+    memory_bytes: int | None = None
+    seconds: float | None = None
+
+
+def budget_of(memory: str | None, hours: float | None) -> Budget | None:
+    """The budget as a user writes it; None where neither is given."""
+    if memory is None and hours is None:
+        return None
+    return Budget(None if memory is None else read_bytes(memory), None if hours is None else hours * 3600)
+
+
+def read_bytes(text: str) -> int:
+    """Bytes of "4GB", "512 MiB" or "4e9". Raises UserError for anything else."""
+    match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([a-z]*)\s*", text.lower())
+    try:
+        assert match is not None
+        return round(float(match[1]) * _UNITS[match[2]])
+    except (AssertionError, KeyError, ValueError):
+        raise UserError(f"--memory {text}: expected a size such as 4GB or 512MiB") from None
+
+
+def changes_for(
+    budget: Budget,
+    config: ModelConfig,
+    works: list[TrainingWork],
+    trials: Mapping[str, Trial],
+    stages: Sequence[StagePlan],
+) -> tuple[str, ...]:
+    """What would have to change, a sentence each; nothing where the run keeps within its budget as it is."""
+    changes = []
+    if budget.memory_bytes is not None:
+        changes += memory_changes(budget.memory_bytes, config, works, trials)
+    if budget.seconds is not None:
+        changes += time_changes(budget.seconds, config, works, {stage.name: stage.seconds for stage in stages})
+    return tuple(changes)
+
+
+def memory_changes(
+    budget: int, config: ModelConfig, works: list[TrainingWork], trials: Mapping[str, Trial]
+) -> list[str]:
+    """For each stage that takes more than `budget` bytes, the smallest change that is expected to do; nothing where all
+    keep within it."""
+    changes = []
+    for work in works:
+        memory = expected_memory(config, work, trials.get(work.stage))
+        if memory.total > budget:
+            needs = f"{work.stage} needs {size(memory.total)}, more than {size(budget)}"
+            changes.append(f"{needs}: {_memory_mend(budget, config, work, memory)}")
+    return changes
+
+
+def _memory_mend(budget: int, config: ModelConfig, work: TrainingWork, memory: Memory) -> str:
+    rows = _fitting_rows(budget, memory, work)
+    if rows:
+        return f"{work.stage}.micro_batch_size: {rows} would take {size(_with_rows(memory, work, rows).total)}"
+    saving = replace(work, wishes=replace(work.wishes, activation_checkpointing=True))
+    share = activation_bytes(config, saving) / activation_bytes(config, work)
+    lean = replace(memory, activations=round(memory.activations * share))
+    rows = work.rows if lean.total <= budget else _fitting_rows(budget, lean, work)
+    if rows and not work.wishes.activation_checkpointing:
+        return (
+            f"{work.stage}.activation_checkpointing: true with micro_batch_size: {rows} would take about "
+            f"{size(_with_rows(lean, work, rows).total)}, and each update about a third longer"
+        )
+    smaller = _largest_preset(config, lambda shape: _least(shape, work) <= budget)
+    least = size(_least(config, work))
+    if smaller is None:
+        return f"weights, gradients and optimizer alone take {least}, and no preset is small enough"
+    return f"this model takes at least {least}; model.preset: {smaller} fits"
+
+
+def _with_rows(memory: Memory, work: TrainingWork, rows: int) -> Memory:
+    return replace(memory, activations=memory.activations * rows // work.rows)
+
+
+def _fitting_rows(budget: int, memory: Memory, work: TrainingWork) -> int | None:
+    """The largest smaller micro-batch that divides the batch and fits."""
+    smaller = [rows for rows in range(work.rows - 1, 0, -1) if work.batch_size % rows == 0]
+    return next((rows for rows in smaller if _with_rows(memory, work, rows).total <= budget), None)
+
+
+def _least(config: ModelConfig, work: TrainingWork) -> int:
+    """Bytes with a micro-batch of one row."""
+    one = replace(work, rows=1)
+    return expected_memory(config, one, None).total
+
+
+def time_changes(
+    budget: float,
+    config: ModelConfig,
+    works: list[TrainingWork],
+    stage_seconds: Mapping[str, float | None],
+) -> list[str]:
+    """What shortens a run to `budget` seconds: fewer updates of pretraining, or a smaller model; nothing where it keeps
+    within. Stages whose time is not known count as nothing."""
+    known = {stage: seconds for stage, seconds in stage_seconds.items() if seconds is not None}
+    total, pretrain = sum(known.values()), known.get("pretrain")
+    if pretrain is None:
+        return ["the time of this run is not known here, so nothing can be said of the hours"]
+    if total <= budget:
+        return []
+    needs = f"the run takes about {duration(total)}, more than {duration(budget)}"
+    work = works[0]
+    left = budget - (total - pretrain)
+    steps = floor(work.steps * left / pretrain)
+    changes = []
+    if steps >= 1:
+        tokens = steps * work.batch_size * work.length
+        changes.append(f"{needs}: pretrain.steps: {steps:,} of {work.steps:,} would fit, {tokens:,} tokens")
+    now = training_flops_per_token(config, work.length)
+
+    def fits(shape: ModelConfig) -> bool:
+        return total * training_flops_per_token(shape, work.length) / now <= budget
+
+    smaller = _largest_preset(config, fits)
+    if smaller is not None:
+        changes.append(f"{needs}: model.preset: {smaller} with the same text would fit, by its arithmetic")
+    return changes or [f"{needs}, and the stages beside pretraining alone take {duration(total - pretrain)}"]
+
+
+def _largest_preset(config: ModelConfig, fits: Callable[[ModelConfig], bool]) -> str | None:
+    """The largest preset that is smaller than this model and fits, at its vocabulary."""
+    shapes = {
+        name: ModelConfig.from_settings(ModelSettings.model_validate({"preset": name}), config.vocab_size)
+        for name in PRESETS
+    }
+    sizes = {name: shape.parameter_count() for name, shape in shapes.items()}
+    smaller = [name for name in sizes if sizes[name] < config.parameter_count()]
+    return next((name for name in sorted(smaller, key=lambda name: -sizes[name]) if fits(shapes[name])), None)
