@@ -5,7 +5,7 @@ import torch
 from dialect_models import DIALECTS, Called, block, lively, some_hidden
 from export_checks import BATCH, SEQ, SHAPES, Plain, exportable, onnx_run
 
-both_parts = pytest.mark.parametrize("part", ["block", "model"])
+both_parts = pytest.mark.parametrize("part", ["block", pytest.param("model", marks=pytest.mark.slow)])
 all_dialects = pytest.mark.parametrize("dialect", DIALECTS)
 
 
@@ -36,7 +36,6 @@ def test_a_block_exported_without_cache_or_mask_agrees_at_other_shapes(dialect):
         torch.testing.assert_close(program(x), Called(made)(x), rtol=0, atol=1e-4)
 
 
-@pytest.mark.slow
 @both_parts
 @all_dialects
 def test_onnx_agrees_with_torch_at_four_shapes_and_with_an_empty_past(dialect, part, tmp_path):
