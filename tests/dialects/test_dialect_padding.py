@@ -151,6 +151,8 @@ def test_masks_that_fit_not_are_refused():
     block = lively(cyberslm.DecoderBlock(config("cyberslm")))
     with pytest.raises(ValueError, match=r"attention_mask \(2, 4\) fits neither 9 nor 9 tokens"):
         block(some_hidden(2, 9), torch.ones(2, 4))
+    with pytest.raises(ValueError, match="1 for keep and 0 for pad; this one holds other numbers"):
+        block(some_hidden(2, 9), torch.zeros(2, 9).masked_fill(torch.arange(9) < 3, -torch.inf))
     model = lively(whole("slm"))
     with pytest.raises(ValueError, match=r"position_ids \(2, 4\) do not fit an input of \(2, 9\)"):
         model(some_ids(2, 9), torch.zeros(2, 4, dtype=torch.long))

@@ -272,6 +272,11 @@ def padded_plan(
 ) -> AttentionPlan:
     """The plan of x (B, T, hidden) after `past` cached tokens. ValueError for a mask of another form."""
     batch, length = x.shape[:2]
+    if attention_mask is not None and not torch.compiler.is_compiling():
+        # a mask that is added to the scores says 0 for keep, and would be taken for its opposite
+        other = (attention_mask != 0) & (attention_mask != 1) if attention_mask.is_floating_point() else None
+        if other is not None and bool(other.any()):
+            raise ValueError("attention_mask is 1 for keep and 0 for pad; this one holds other numbers")
     keep = None if attention_mask is None else attention_mask.bool()
     # the whole mask is asked for first: an exported graph then holds for an empty past too
     if keep is not None and keep.shape != (batch, past + length):
