@@ -4,6 +4,8 @@ import json
 
 import pytest
 import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer
 
@@ -150,14 +152,14 @@ def test_a_size_with_gaps_is_kept_and_an_empty_id_is_nothing(texts, tmp_path):
 def test_roles_change_the_hash_and_only_what_they_decide_does(texts, tmp_path):
     backend = byte_level(texts, ["<s>", "</s>", "<p>"])
     hashes = []
-    for settings in (
+    for roles in (
         {"eos_token": "</s>", "bos_token": "<s>", "pad_token": "<p>"},
         {"eos_token": "</s>", "pad_token": "<p>"},
         {"eos_token": "</s>", "bos_token": "</s>", "pad_token": "<p>"},
         {"eos_token": "<s>", "bos_token": "<s>", "pad_token": "<p>"},
         {"eos_token": "</s>", "bos_token": "<s>", "pad_token": "<s>"},
     ):
-        hashes.append(load_tokenizer(write(tmp_path, backend, settings), missing="keep").hash)
+        hashes.append(load_tokenizer(write(tmp_path, backend, roles), missing="keep").hash)
     assert hashes[1] == hashes[2]
     assert len(set(hashes)) == 4
 
@@ -196,3 +198,32 @@ def test_a_template_that_cannot_write_an_answer_leaves_the_end_of_a_turn_to_the_
     assert tokenizer.end_of_turn_id == tokenizer.eot_id
     with pytest.raises(UserError, match="no"):
         tokenizer.render([{"role": "user", "content": "a"}])
+
+
+JUNK = st.none() | st.booleans() | st.integers(-2, 500) | st.sampled_from(["", "<s>", "</s>", "\ud800", "on"])
+JUNK |= st.fixed_dictionaries({"content": st.sampled_from(["<s>", "", None, 3]), "special": st.booleans()})
+
+
+@pytest.fixture(scope="module")
+def backend(texts):
+    return json.loads(byte_level(texts, ["<s>", "</s>"]).to_str())
+
+
+@given(
+    config=st.dictionaries(st.sampled_from(["bos_token", "eos_token", "pad_token", "unk_token", "chat_template"]), JUNK)
+    | JUNK,
+    change=st.dictionaries(st.sampled_from(["id", "content", "special", "normalized", "lstrip"]), JUNK),
+)
+@settings(max_examples=80, deadline=None)
+def test_any_settings_beside_a_tokenizer_load_or_are_one_clear_error(backend, tmp_path_factory, config, change):
+    folder = tmp_path_factory.getbasetemp() / "any"
+    folder.mkdir(exist_ok=True)
+    content = {**backend, "added_tokens": [{**backend["added_tokens"][0], **change}, *backend["added_tokens"][1:]]}
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    try:
+        tokenizer = load_tokenizer(folder, missing="keep")
+    except UserError:
+        return
+    assert {tokenizer.bos_id, tokenizer.eot_id, tokenizer.pad_id} <= tokenizer.special_ids
+    assert not tokenizer.special_ids.intersection(tokenizer.encode("<s></s> on"))

@@ -108,6 +108,15 @@ def test_a_model_that_normalizes_nothing_gives_every_text_back(pair, text):
     assert tokenizer.decode(tokenizer.encode("a b")) == theirs.decode(theirs.encode("a b")) == "a b"
 
 
+@pytest.mark.parametrize("unit", ["a", " ", " \n", "é", "word "])
+def test_a_text_of_more_than_a_megabyte_survives(models, tmp_path, unit):
+    path = tmp_path / "tokenizer.model"
+    path.write_bytes(models["identity"])
+    text = unit * (1_300_000 // len(unit))
+    tokenizer = sentencepiece_tokenizer(path)
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
 def test_pieces_and_roles_have_the_ids_of_the_model(pair):
     _, tokenizer, theirs = pair
     assert tokenizer.vocab_size == theirs.get_piece_size() == 600

@@ -43,10 +43,12 @@ class PlainEncoder:
             lambda: tokenizers.Tokenizer.from_str(json_text(_without_control(definition))),
             "tokenizer.json cannot be used",
         )
+        # Where no pattern cuts a text into words it stays whole: SentencePiece writes a space before each part.
+        self._whole = definition.get("pre_tokenizer") is None
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of each text, on all cores. Raises UserError for a lone surrogate, naming the text's place."""
-        pieces = [_pieces(text) for text in texts]
+        pieces = [[text] if self._whole else _pieces(text) for text in texts]
         try:
             encodings = guarded(
                 lambda: self._backend.encode_batch_fast(list(chain(*pieces)), add_special_tokens=False),
