@@ -15,7 +15,7 @@ NAMES = {
     "slm": {
         "table": "embed_tokens", "norm": "norm", "norm1": "input_layernorm", "norm2": "post_attention_layernorm",
         "q": "self_attn.q_proj", "k": "self_attn.k_proj", "v": "self_attn.v_proj", "o": "self_attn.o_proj",
-        "gate": "mlp.gate", "up": "mlp.up", "down": "mlp.down",
+        "gate": "mlp.gate_proj", "up": "mlp.up_proj", "down": "mlp.down_proj",
     },
     "core": {
         "table": "embedding", "norm": "norm", "norm1": "attn_norm", "norm2": "ffn_norm",

@@ -119,7 +119,7 @@ def test_weights_of_several_types_become_float32(foreign, tmp_path):
     written = load_file(tmp_path / "out" / "model.safetensors")
     assert {weight.dtype for weight in written.values()} == {torch.float32}
     assert torch.equal(
-        written["model.layers.0.mlp.up_proj.weight"], weights["layers.0.mlp.up.weight"].bfloat16().float()
+        written["model.layers.0.mlp.up_proj.weight"], weights["layers.0.mlp.up_proj.weight"].bfloat16().float()
     )
 
 

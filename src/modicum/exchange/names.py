@@ -21,9 +21,9 @@ _MODULES = (
     ("self_attn.v_proj", "attn.v_proj", "self_attn.v_proj", "attn.v_proj"),
     ("self_attn.o_proj", "attn.o_proj", "self_attn.o_proj", "attn.out_proj"),
     ("post_attention_layernorm", "ffn_norm", "post_attention_layernorm", "ffn_norm"),
-    ("mlp.gate_proj", "ffn.gate_proj", "mlp.gate", "mlp.gate_proj"),
-    ("mlp.up_proj", "ffn.val_proj", "mlp.up", "mlp.up_proj"),
-    ("mlp.down_proj", "ffn.out_proj", "mlp.down", "mlp.down_proj"),
+    ("mlp.gate_proj", "ffn.gate_proj", "mlp.gate_proj", "mlp.gate_proj"),
+    ("mlp.up_proj", "ffn.val_proj", "mlp.up_proj", "mlp.up_proj"),
+    ("mlp.down_proj", "ffn.out_proj", "mlp.down_proj", "mlp.down_proj"),
     ("model.norm", "final_norm", "norm", "norm"),
 )
 
