@@ -155,14 +155,21 @@ def test_the_weights_are_trained_in_float32_and_taken_over_as_they_lie(recipe, t
     begun = load_checkpoint(folder)
     half = {name: weight.to(torch.bfloat16) for name, weight in begun.weights.items()}
     folder = save_checkpoint(
-        tmp_path / "half", 8, config=begun.config, weights=half, tokenizer=tokenizer, chat=True, training=None
+        tmp_path / "half",
+        8,
+        config=begun.config,
+        weights=half,
+        tokenizer=tokenizer,
+        chat=True,
+        training=None,
+        stop_ids=[5, 3, 0],
     )
     taken = load_checkpoint(
         walk(recipe(folder, pretrain={"steps": 0}, sft=None, name="zero"), until="pretrain").run.checkpoints("pretrain")
         / "last"
     )
     assert {weight.dtype for weight in taken.weights.values()} == {torch.bfloat16}
-    assert taken.stop_ids == load_checkpoint(folder).stop_ids == [tokenizer.end_of_turn_id, tokenizer.eot_id]
+    assert taken.stop_ids == load_checkpoint(folder).stop_ids == [5, 3, 0]
     path = recipe(folder, model={"attention_dropout": 0.25}, pretrain={"steps": 1}, sft=None, name="one")
     trained = load_checkpoint(walk(path, until="pretrain").run.checkpoints("pretrain") / "last")
     assert {weight.dtype for weight in trained.weights.values()} == {torch.float32}

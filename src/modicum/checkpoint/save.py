@@ -1,7 +1,7 @@
 """Write a checkpoint: everything flushed before it has a name, and `last` moved only to what is whole."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,16 +40,17 @@ def save_checkpoint(
     tokenizer: Tokenizer,
     chat: bool,
     training: TrainingState | None,
+    stop_ids: Sequence[int] | None = None,
 ) -> Path:
     """Write root/step-<step> and move `root/last` to it. Returns the folder.
 
     weights: the decoder's state dict, as it is to be stored (float32 masters while training). chat: whether an answer
-    ends with the end of a turn, not only with the end of the text. A kill or a full disk at any moment leaves the
-    former checkpoints as they were.
+    ends with the end of a turn, not only with the end of the text; stop_ids: what ends one instead, for a model that
+    came with ids of its own. A kill or a full disk at any moment leaves the former checkpoints as they were.
     """
     final = step_folder(root, step)
     with atomic_directory(final) as folder:
-        write_model(folder, config=config, weights=weights, tokenizer=tokenizer, chat=chat)
+        write_model(folder, config=config, weights=weights, tokenizer=tokenizer, chat=chat, stop_ids=stop_ids)
         if training is not None:
             (folder / "training").mkdir()
             _save_tensors(folder / OPTIMIZER, training.tensors)
@@ -60,18 +61,24 @@ def save_checkpoint(
 
 
 def write_model(
-    folder: Path, *, config: ModelConfig, weights: Mapping[str, Tensor], tokenizer: Tokenizer, chat: bool
+    folder: Path,
+    *,
+    config: ModelConfig,
+    weights: Mapping[str, Tensor],
+    tokenizer: Tokenizer,
+    chat: bool,
+    stop_ids: Sequence[int] | None = None,
 ) -> None:
     """The files that make `folder` a Hugging Face model: config, generation_config, weights, tokenizer."""
     if config.rotary_layout != "half":
         raise ValueError("files hold the half-split rotary layout: permute the weights before they are written")
     if any(name.startswith("_orig_mod.") for name in weights):
         raise ValueError("these are the names of a compiled module; give the state dict of the module it wraps")
-    # the end of a turn may be the end of text itself
-    stops = list(dict.fromkeys([tokenizer.end_of_turn_id, tokenizer.eot_id])) if chat else [tokenizer.eot_id]
+    ours = [tokenizer.end_of_turn_id, tokenizer.eot_id] if chat else [tokenizer.eot_id]
+    stops = list(dict.fromkeys(ours if stop_ids is None else stop_ids))  # one id may be both ends
     tokens: dict[str, Any] = {
         "bos_token_id": tokenizer.bos_id,
-        "eos_token_id": stops if chat else tokenizer.eot_id,
+        "eos_token_id": stops if chat or len(stops) > 1 else stops[0],
         "pad_token_id": tokenizer.pad_id,
     }
     dtypes = {str(weight.dtype).removeprefix("torch.") for weight in weights.values()}

@@ -86,8 +86,9 @@ def _take_over(road: Road, tokenizer: Tokenizer) -> None:
         config=start.config,
         weights=start.weights,
         tokenizer=tokenizer,
-        chat=tokenizer.end_of_turn_id in start.stop_ids,
+        chat=False,
         training=None,
+        stop_ids=start.stop_ids,
     )
     road.listener.say(f"pretrain: no updates, the base model is {start.path}")
 

@@ -20,8 +20,9 @@ class Tokenizer:
 
     vocab_size: one more than the highest id; a multiple of 64, each with a token, unless the tokenizer was kept as it
     came. bos_id stands before every text and eot_id ends it (one token, `<|endoftext|>`, does both in our own); pad_id
-    fills places that are masked. special_ids: every control token; `encode` never returns one, `render` does where the
-    template wrote it. chat_template: None where there is none. hash: SHA-256 over everything that decides an id.
+    fills places that are masked; roles: their names. special_ids: every control token; `encode` never returns one,
+    `render` does where the template wrote it. chat_template: None where there is none. definition: the content of
+    tokenizer.json. hash: SHA-256 over everything that decides an id.
     """
 
     vocab_size: int
@@ -30,6 +31,8 @@ class Tokenizer:
     pad_id: int
     special_ids: frozenset[int]
     chat_template: str | None
+    roles: Roles
+    definition: Mapping[str, Any]
     hash: str
 
     def __init__(self, definition: Mapping[str, Any], template: str | None, roles: Roles = OWN_ROLES) -> None:
@@ -39,8 +42,8 @@ class Tokenizer:
         self._ids: dict[str, int] = {entry["content"]: entry["id"] for entry in control}
         self.special_ids = frozenset(self._ids.values())
         self.bos_id, self.eot_id, self.pad_id = (self._ids[t] for t in (roles.before, roles.eos, roles.pad))
-        self._definition = definition
-        self._roles = roles
+        self.definition = definition
+        self.roles = roles
         self._plain = PlainEncoder(definition)
         self._bytes = token_bytes(definition)
         self.vocab_size = len(self._bytes)
@@ -134,7 +137,7 @@ class Tokenizer:
         here.
         """
         directory.mkdir(parents=True, exist_ok=True)
-        write_text(directory / "tokenizer.json", json_text(self._definition))
+        write_text(directory / "tokenizer.json", json_text(self.definition))
         template = directory / "chat_template.jinja"
         if self.chat_template is None:
             template.unlink(missing_ok=True)
@@ -142,10 +145,10 @@ class Tokenizer:
             write_text(template, self.chat_template)
         settings = {
             "tokenizer_class": "PreTrainedTokenizerFast",
-            "bos_token": self._roles.bos,
-            "eos_token": self._roles.eos,
-            "pad_token": self._roles.pad,
-            "unk_token": self._roles.unk,
+            "bos_token": self.roles.bos,
+            "eos_token": self.roles.eos,
+            "pad_token": self.roles.pad,
+            "unk_token": self.roles.unk,
             "add_bos_token": False,
             "add_eos_token": False,
             "add_prefix_space": False,
