@@ -17,20 +17,24 @@ INSTRUCT = Path(__file__).parents[2] / "data" / "small" / "instruct.jsonl.gz"
 GREEDY = SamplingParams(temperature=0, max_new_tokens=40)
 
 
-@pytest.fixture(scope="module")
-def kept(tmp_path_factory):
+def tokenizer_of(folder, **options):
     with gzip.open(INSTRUCT, "rt", encoding="utf-8") as file:
         texts = [m["content"] for _ in range(400) for m in json.loads(next(file))["messages"]]
-    path = tmp_path_factory.mktemp("sp") / "tokenizer.model"
-    path.write_bytes(train(texts))
+    path = folder / "tokenizer.model"
+    path.write_bytes(train(texts, **options))
     return sentencepiece_tokenizer(path, template=CYBERSLM_TEMPLATE)
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    return tokenizer_of(tmp_path_factory.mktemp("sp"))
 
 
 @pytest.fixture(scope="module")
 def says(kept):
     """A generator that says a chain of different tokens, each after the one before."""
 
-    def build(chain):
+    def build(chain, kept=kept):
         assert len(set(chain)) == len(chain)
         size = kept.vocab_size
         model = build_model(
@@ -81,6 +85,17 @@ def test_an_answer_in_a_conversation_has_no_space_before_it_and_its_characters_a
     session = ChatSession(says([line_break, *answer[1:], kept.eot_id]), GREEDY)
     assert session.ask("a") == kept.decode([line_break, *answer[1:]])[1:]
     assert session.messages[-1]["content"].startswith("日")
+
+
+def test_an_answer_is_the_same_when_the_tokenizer_folds_the_line_break_before_it(says, tmp_path):
+    folding = tokenizer_of(tmp_path, normalization_rule_name="nmt_nfkc", remove_extra_whitespaces=True)
+    turn = [{"role": "user", "content": "a"}]
+    prompt = folding.render(turn, add_generation_prompt=True).ids
+    whole = folding.render([*turn, {"role": "assistant", "content": "the way"}]).ids
+    answer = whole[len(prompt) : -1]
+    assert folding.id_bytes(answer[0]).startswith(b" "), "the break became the space of the first word"
+    session = ChatSession(says([prompt[-1], *answer, folding.eot_id], folding), GREEDY)
+    assert session.ask("a") == "the way"
 
 
 def test_padding_and_the_token_before_a_text_are_never_sampled(kept):

@@ -42,6 +42,7 @@ def generate(
     """Continue a text, or answer one question."""
     from modicum.checkpoint import load_checkpoint
     from modicum.generate import Generator, SamplingParams
+    from modicum.generate.chat import without_break
     from modicum.store import UserError
 
     params = SamplingParams(
@@ -59,28 +60,32 @@ def generate(
     text = sys.stdin.read() if prompt is None else prompt
     loaded = load_checkpoint(checkpoint)
     tokenizer = loaded.tokenizer
+    generator = Generator(loaded.model(), tokenizer, stop_ids=loaded.stop_ids)
     if chat:
         messages = [{"role": "system", "content": system}] if system else []
-        ids = tokenizer.render([*messages, {"role": "user", "content": text}], add_generation_prompt=True).ids
+        rendered = tokenizer.render([*messages, {"role": "user", "content": text}], add_generation_prompt=True)
+        ids = rendered.ids
+        answer = without_break(generator.stream(ids, params), rendered, tokenizer)
     else:
         ids = [tokenizer.bos_id, *tokenizer.encode(text)]
-    generator = Generator(loaded.model(), tokenizer, stop_ids=loaded.stop_ids)
+        answer = generator.stream(ids, params)
     if as_json:
-        (answer,) = generator.generate([ids], params)
+        chunks = list(answer)
+        said = [token for chunk in chunks for token in chunk.ids]
         print(
             json.dumps(
                 {
-                    "text": answer.text,
-                    "finish_reason": answer.finish_reason,
+                    "text": "".join(chunk.text for chunk in chunks),
+                    "finish_reason": chunks[-1].finish_reason,
                     "prompt_tokens": len(ids),
-                    "completion_tokens": len(answer.ids),
-                    "ids": answer.ids,
-                    "logprobs": answer.logprobs,
+                    "completion_tokens": len(said),
+                    "ids": said,
+                    "logprobs": [logprob for chunk in chunks for logprob in chunk.logprobs],
                 },
                 ensure_ascii=False,
             )
         )
         return
-    for chunk in generator.stream(ids, params):
+    for chunk in answer:
         print(chunk.text, end="", flush=True)
     print()

@@ -8,6 +8,7 @@ from typing import Any
 from modicum.generate.engine import Chunk, Generator
 from modicum.generate.params import SamplingParams
 from modicum.store import UserError
+from modicum.tokenizer import Rendered, Tokenizer
 
 
 class ChatSession:
@@ -58,11 +59,12 @@ class ChatSession:
         if not text.strip():
             raise UserError("the message is blank; say something")
         question = {"role": "user", "content": text}
-        prompt = self._make_room(question)
+        rendered = self._make_room(question)
         # another seed for each turn, or the same random numbers would return in every answer
         params = replace(self.params, seed=self.params.seed + self._asked)
         self._asked += 1
-        return self._remember(question, self.generator.stream(prompt, params))
+        answer = self.generator.stream(rendered.ids, params)
+        return self._remember(question, without_break(answer, rendered, self.generator.tokenizer))
 
     def _remember(self, question: dict[str, Any], chunks: Iterator[Chunk]) -> Stream[Chunk, None, None]:
         said = ""
@@ -75,18 +77,18 @@ class ChatSession:
             raise
         self._turns.append([question, {"role": "assistant", "content": said}])
 
-    def _make_room(self, question: dict[str, Any]) -> list[int]:
-        """The prompt's ids, after dropping as many of the oldest turns as it takes."""
+    def _make_room(self, question: dict[str, Any]) -> Rendered:
+        """The prompt, after dropping as many of the oldest turns as it takes."""
         room = self.generator.context - self._reserve
         turns = self._turns
         while True:
             prompt = self._render([*turns, [question]])
-            if len(prompt) <= room:
+            if len(prompt.ids) <= room:
                 break
             if not turns:
                 raise UserError(
-                    f"the message and the system message have {len(prompt)} tokens, but only {room} of the context of "
-                    f"{self.generator.context} are left beside the answer; shorten them"
+                    f"the message and the system message have {len(prompt.ids)} tokens, but only {room} of the context "
+                    f"of {self.generator.context} are left beside the answer; shorten them"
                 )
             turns = turns[1:]
         dropped = len(self._turns) - len(turns)
@@ -95,7 +97,22 @@ class ChatSession:
         self.notice = f"the context is full: the oldest {dropped} {plural} forgotten" if dropped else None
         return prompt
 
-    def _render(self, turns: list[list[dict[str, Any]]]) -> list[int]:
+    def _render(self, turns: list[list[dict[str, Any]]]) -> Rendered:
         system = [{"role": "system", "content": self.system}] if self.system else []
         messages = system + [message for turn in turns for message in turn]
-        return self.generator.tokenizer.render(messages, add_generation_prompt=True, tools=self.tools).ids
+        return self.generator.tokenizer.render(messages, add_generation_prompt=True, tools=self.tools)
+
+
+def without_break(
+    chunks: Stream[Chunk, None, None], prompt: Rendered, tokenizer: Tokenizer
+) -> Stream[Chunk, None, None]:
+    """The chunks of the answer to a conversation, without the line break of the header before it.
+
+    A tokenizer that folds white space leaves the break at the prompt's end out, and the answer's first token brings it,
+    as a space.
+    """
+    folded = prompt.text[-1:].isspace() and not tokenizer.id_bytes(prompt.ids[-1])[-1:].isspace()
+    for chunk in chunks:
+        text = chunk.text.removeprefix(" ") if folded else chunk.text
+        folded = folded and not chunk.text
+        yield replace(chunk, text=text)
