@@ -10,7 +10,7 @@ import torch
 from generate_models import build_model
 
 from modicum.generate import ChatSession, Generator, SamplingParams
-from modicum.tokenizer import CYBERSLM_TEMPLATE, sentencepiece_tokenizer
+from modicum.tokenizer import CYBERSLM_TEMPLATE, load_tokenizer, sentencepiece_tokenizer
 from sentencepiece_models import train
 
 INSTRUCT = Path(__file__).parents[2] / "data" / "small" / "instruct.jsonl.gz"
@@ -109,3 +109,24 @@ def test_padding_and_the_token_before_a_text_are_never_sampled(kept):
     ids = {i for answer in generator.generate([[30], [31]], SamplingParams(temperature=2.0)) for i in answer.ids}
     assert ids
     assert ids.isdisjoint({0, 1, 2})
+
+
+def test_an_id_without_a_token_is_never_sampled(kept, tmp_path):
+    kept.save(tmp_path)
+    content = json.loads((tmp_path / "tokenizer.json").read_text("utf-8"))
+    del content["model"]["vocab"]["e"]
+    content["model"]["merges"] = []
+    gap = kept.encode("xe")[-1]
+    assert kept.id_bytes(gap) == b"e"
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content), "utf-8")
+    holed = load_tokenizer(tmp_path, missing="keep")
+    assert holed.id_bytes(gap) == b""
+    model = build_model(holed.vocab_size, tie_word_embeddings=False)
+    with torch.no_grad():
+        model.model.norm.weight.fill_(0.0)
+        model.model.norm.weight[0] = 1.0
+        model.model.embed_tokens.weight[:, 0] = 5.0
+        model.lm_head.weight[gap] = 50.0
+    for answer in Generator(model, holed, stop_ids=[]).generate([[30], [31]], GREEDY):
+        assert answer.ids
+        assert gap not in answer.ids

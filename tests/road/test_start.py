@@ -102,6 +102,12 @@ def test_the_whole_road_goes_on_from_a_checkpoint(start, recipe):
     page = (road.folder("report") / "index.html").read_text()
     assert "untrained" not in page
 
+    for folder in (base.path, chat.path):
+        for name in ("config.json", "generation_config.json"):
+            written = json.loads((folder / name).read_text())
+            assert written["bos_token_id"] == begun.tokenizer.bos_id
+            assert written["pad_token_id"] == begun.tokenizer.pad_id
+
     turn, eot = begun.tokenizer.end_of_turn_id, begun.tokenizer.eot_id
     assert set(base.stop_ids) == {eot}
     assert set(chat.stop_ids) == {turn, eot}

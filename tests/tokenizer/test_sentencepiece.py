@@ -95,7 +95,8 @@ def test_ids_are_those_of_the_sentencepiece_library(pair, text):
 
 def test_ids_of_adversarial_and_of_real_texts_are_those_of_the_sentencepiece_library(pair, texts):
     _, tokenizer, theirs = pair
-    for text in (*ADVERSARIAL, *texts[:40], "".join(texts[:5])):
+    beside = ["foobar<0x41>", "<0x41>", "foo<0x00>foobar<0x41>12 34", "<0x41>foo"]
+    for text in (*ADVERSARIAL, *texts[:40], "".join(texts[:5]), *beside):
         assert tokenizer.encode(text) == theirs.encode(text)
 
 
