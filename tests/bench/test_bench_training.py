@@ -13,8 +13,10 @@ from modicum.bench import training as room
 from modicum.bench.matrix_peak import matrix_gflops
 from modicum.bench.result import Bench, Row
 from modicum.bench.training_worker import _batch, _transformers
+from modicum.cli.bench import PresetName
 from modicum.cli.bench_table import bench_lines
 from modicum.model import Decoder, ModelConfig
+from modicum.recipe.presets import PRESETS
 from modicum.road.sizes import training_flops_per_token
 from modicum.train import SupervisedLoss
 
@@ -79,6 +81,14 @@ def test_speeds_are_medians_and_gflops_follow_from_the_models_arithmetic(monkeyp
 
 def test_the_machines_peak_is_no_less_than_a_plain_product():
     assert matrix_gflops(64, torch.float32, rows=256, repeats=3) > 0.1
+
+
+def test_a_peers_options_need_a_peer_and_presets_are_those_of_recipes():
+    command = [sys.executable, "-m", "modicum", "bench", "train", "--peer-mode", "eager"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "need --against" in done.stderr
+    assert [preset.value for preset in PresetName] == list(PRESETS)
 
 
 @pytest.mark.slow

@@ -9,9 +9,10 @@ import pytest
 
 from modicum.model import ModelConfig
 from modicum.recipe import ModelSettings
-from modicum.road.budget import memory_changes, read_bytes, time_changes
+from modicum.road.budget import memory_changes, read_bytes, smaller_presets, time_changes
 from modicum.road.chips import CHIPS, elsewhere
 from modicum.road.memory import Memory, expected_memory
+from modicum.road.sizes import training_flops_per_token
 from modicum.road.works import TrainingWork
 from modicum.store import UserError
 from modicum.train import Wishes
@@ -38,20 +39,20 @@ def test_sizes_are_read_with_their_units():
     assert read_bytes("4GB") == 4 * 10**9
     assert read_bytes(" 512 MiB ") == 512 * 2**20
     assert read_bytes("4e9") == 4 * 10**9
-    for wrong in ("4 parsecs", "", "GB", "1.2.3GB"):
+    for wrong in ("4 parsecs", "", "GB", "1.2.3GB", "1e999GB", "nanGB", "-1GB"):
         with pytest.raises(UserError, match="expected a size such as 4GB"):
             read_bytes(wrong)
 
 
 def test_a_run_within_its_memory_needs_no_change():
-    assert memory_changes(10**12, config_of("micro"), [WORK], {}) == []
+    assert memory_changes(10**12, config_of("micro"), [WORK], {}, {}) == []
 
 
 def test_a_smaller_micro_batch_that_is_named_fits_and_the_next_larger_does_not():
     config = config_of("micro")
     needed = expected_memory(config, WORK, None)
     budget = needed.total - needed.activations // 2 + 10_000_000
-    (change,) = memory_changes(budget, config, [WORK], {})
+    (change,) = memory_changes(budget, config, [WORK], {}, smaller_presets(config))
     assert "pretrain.micro_batch_size: 16 would take" in change
     # activations grow with rows; the estimate with the named rows keeps within, with twice as many it does not
     assert expected_memory(config, replace(WORK, rows=16), None).total <= budget
@@ -63,7 +64,7 @@ def test_where_one_row_is_too_much_checkpointing_is_named():
     one = replace(WORK, rows=1, length=2048)
     needed = expected_memory(config, one, None)
     budget = needed.total - round(needed.activations * 0.5)
-    (change,) = memory_changes(budget, config, [one], {})
+    (change,) = memory_changes(budget, config, [one], {}, {})
     assert "activation_checkpointing: true with micro_batch_size: 1" in change
     saving = replace(one, wishes=replace(one.wishes, activation_checkpointing=True))
     assert expected_memory(config, saving, None).total <= budget
@@ -72,32 +73,48 @@ def test_where_one_row_is_too_much_checkpointing_is_named():
 def test_where_the_weights_alone_are_too_much_a_smaller_preset_is_named_that_fits():
     config = config_of("base")
     budget = 2 * 10**9
-    (change,) = memory_changes(budget, config, [WORK], {})
+    (change,) = memory_changes(budget, config, [WORK], {}, smaller_presets(config))
     name = change.split("model.preset: ")[1].split()[0]
     assert name in ("small", "cyberslm", "mini")
     assert expected_memory(config_of(name), replace(WORK, rows=1), None).total <= budget
 
 
 def test_where_no_preset_is_small_enough_that_is_said():
-    (change,) = memory_changes(10**6, config_of("nano"), [WORK], {})
-    assert "no preset is small enough" in change
+    (change,) = memory_changes(10**6, config_of("nano"), [WORK], {}, smaller_presets(config_of("nano")))
+    assert "only a smaller model than any to name here" in change
 
 
 def test_fewer_updates_are_those_that_fit_beside_the_other_stages():
     seconds = {"corpus": 100.0, "pretrain": 1000.0, "sft": 100.0}
-    assert time_changes(1200.0, config_of("mini"), [WORK], seconds) == []
-    change = time_changes(700.0, config_of("mini"), [WORK], seconds)[0]
+    assert time_changes(1200.0, config_of("mini"), [WORK], seconds, {}) == []
+    change = time_changes(700.0, config_of("mini"), [WORK], seconds, {})[0]
     assert "pretrain.steps: 500 of 1,000 would fit, 8,192,000 tokens" in change
+
+
+def test_a_smaller_preset_is_named_where_its_arithmetic_fits():
+    config = config_of("mini")
+    change = time_changes(600.0, config, [WORK], {"pretrain": 1000.0}, smaller_presets(config))[-1]
+    name = change.split("model.preset: ")[1].split()[0]
+    shares = {
+        preset: training_flops_per_token(shape, WORK.length) / training_flops_per_token(config, WORK.length)
+        for preset, shape in smaller_presets(config).items()
+    }
+    assert name == max((preset for preset in shares if shares[preset] <= 0.6), key=lambda preset: shares[preset])
+
+
+def test_a_run_without_pretraining_is_no_division_by_zero():
+    (change,) = time_changes(1.0, config_of("nano"), [WORK], {"pretrain": 0.0, "sft": 9.0}, {})
+    assert "the stages beside pretraining" in change
 
 
 def test_a_budget_that_the_other_stages_alone_overrun_says_so():
     seconds = {"corpus": 100.0, "pretrain": 10.0, "sft": 100.0}
-    (change,) = time_changes(150.0, config_of("nano"), [WORK], seconds)
+    (change,) = time_changes(150.0, config_of("nano"), [WORK], seconds, {})
     assert "the stages beside pretraining alone take" in change
 
 
 def test_without_a_measurement_nothing_is_said_of_hours():
-    assert "not known" in time_changes(10.0, config_of("nano"), [WORK], {"pretrain": None})[0]
+    assert "not known" in time_changes(10.0, config_of("nano"), [WORK], {"pretrain": None}, {})[0]
 
 
 def memory_of(state, working):
@@ -105,18 +122,23 @@ def memory_of(state, working):
 
 
 def test_other_chips_are_computed_from_their_peak_and_shared_state_shrinks():
-    found = elsewhere("H100", 8, flops=989e12 * 8 * 0.4 * 3600, memory=memory_of(160 * 10**9, 80 * 10**9))
+    found = elsewhere("H100", 8, flops=989e12 * 8 * 0.4 * 3600, memory=memory_of(160 * 10**9, 80 * 10**9), rows=8)
     assert found.seconds == pytest.approx(3600)
     assert found.replicated_bytes == 170 * 10**9
     assert found.sharded_bytes == 30 * 10**9
     assert "FSDP2" in found.fits
-    assert "DDP" in elsewhere("l4", 1, flops=1.0, memory=memory_of(10**9, 10**9)).fits
-    assert "does not fit" in elsewhere("l4", 1, flops=1.0, memory=memory_of(10**12, 0)).fits
+    assert "DDP" in elsewhere("l4", 1, flops=1.0, memory=memory_of(10**9, 10**9), rows=4).fits
+    assert "does not fit" in elsewhere("l4", 1, flops=1.0, memory=memory_of(10**12, 0), rows=4).fits
+
+
+def test_a_chip_has_at_least_one_row():
+    found = elsewhere("h100", 8, flops=1.0, memory=memory_of(8 * 10**9, 10**9), rows=1)
+    assert found.sharded_bytes == 2 * 10**9
 
 
 def test_a_chip_that_is_not_known_names_those_that_are():
     with pytest.raises(UserError, match="known are a100, h100"):
-        elsewhere("abacus", 1, flops=1.0, memory=memory_of(1, 1))
+        elsewhere("abacus", 1, flops=1.0, memory=memory_of(1, 1), rows=1)
     assert all(chip.flops > 1e14 for chip in CHIPS.values())
 
 
@@ -137,4 +159,5 @@ def test_the_verb_prints_what_would_change_and_the_time_elsewhere(tiny):
     assert "not known" in printed["changes"][0]
     assert printed["elsewhere"]["chip"]["name"] == "L4"
     assert "known are" in told("--chip", "abacus", status=2)
+    assert "needs --chip" in told("--gpus", "4", status=2)
     assert "such as 4GB" in told("--memory", "much", status=2)

@@ -43,7 +43,7 @@ class DtypeName(StrEnum):
 @verb("train", "modicum bench train --against transformers --peer-mode compile", group=bench)
 def train(
     preset: Annotated[PresetName, typer.Option(help="The size of the network.")] = PresetName.CYBERSLM,
-    vocab_size: Annotated[int | None, typer.Option(help="Another vocabulary than the preset's.")] = None,
+    vocab_size: Annotated[int | None, typer.Option(help="Another vocabulary than the preset's.", min=2)] = None,
     rows: Annotated[int, typer.Option(help="Sequences in an update.", min=1)] = 8,
     length: Annotated[int, typer.Option(help="Tokens in a sequence.", min=2)] = 512,
     against: Annotated[PeerName | None, typer.Option(help="The peer; without one, modicum is measured alone.")] = None,
@@ -70,7 +70,10 @@ def train(
     from modicum.cli.progress import TerminalListener
     from modicum.model import ModelConfig
     from modicum.recipe import ModelSettings
+    from modicum.store import UserError
 
+    if against is None and (peer_mode or peer_dtype or peer_allocator):
+        raise UserError("--peer-mode, --peer-dtype, --peer-allocator: need --against, which says who the peer is")
     settings = ModelSettings(preset=preset.value)
     config = ModelConfig.from_settings(settings, vocab_size or settings.vocab_size)
     peers = [

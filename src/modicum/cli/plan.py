@@ -25,7 +25,7 @@ def plan(
     chip: Annotated[
         str | None, typer.Option(help="Also compute the time on this chip, from its published peak: h100, a100, l4 ...")
     ] = None,
-    gpus: Annotated[int, typer.Option(help="How many of that chip.", min=1)] = 1,
+    gpus: Annotated[int | None, typer.Option(help="How many of that chip; default 1.", min=1)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print every figure as JSON.")] = False,
     override: Overrides = None,
 ) -> None:
@@ -35,14 +35,17 @@ def plan(
     """
     from modicum.recipe import load_recipe
     from modicum.road.budget import budget_of
+    from modicum.store import UserError
 
     loaded = load_recipe(recipe, override)
+    if gpus is not None and chip is None:
+        raise UserError("--gpus: needs --chip, which says what they are")
     budget = budget_of(memory, hours)
     if measure:
         print("trying a few updates here, up to a minute where they must be compiled first ...", file=sys.stderr)
     from modicum.road.plan import plan as plan_run
 
-    found = plan_run(loaded, measure=measure, budget=budget, chip=chip, gpus=gpus)
+    found = plan_run(loaded, measure=measure, budget=budget, chip=chip, gpus=gpus or 1)
     if as_json:
         print(json.dumps(found.to_dict(), indent=2, ensure_ascii=False))
         return

@@ -1,7 +1,7 @@
 """What would have to change for a run to keep within a budget of memory or time."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import floor
 
@@ -36,12 +36,10 @@ def budget_of(memory: str | None, hours: float | None) -> Budget | None:
 
 def read_bytes(text: str) -> int:
     """Bytes of "4GB", "512 MiB" or "4e9". Raises UserError for anything else."""
-    match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([a-z]*)\s*", text.lower())
-    try:
-        assert match is not None
-        return round(float(match[1]) * _UNITS[match[2]])
-    except (AssertionError, KeyError, ValueError):
-        raise UserError(f"--memory {text}: expected a size such as 4GB or 512MiB") from None
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?(?:e\d{1,2})?)\s*([a-z]*)\s*", text.lower())
+    if match is None or match[2] not in _UNITS:
+        raise UserError(f"--memory {text}: expected a size such as 4GB or 512MiB")
+    return round(float(match[1]) * _UNITS[match[2]])
 
 
 def changes_for(
@@ -50,18 +48,39 @@ def changes_for(
     works: list[TrainingWork],
     trials: Mapping[str, Trial],
     stages: Sequence[StagePlan],
+    *,
+    smaller: Mapping[str, ModelConfig],
 ) -> tuple[str, ...]:
-    """What would have to change, a sentence each; nothing where the run keeps within its budget as it is."""
+    """What would have to change, a sentence each; nothing where the run keeps within its budget as it is.
+
+    smaller: the models that may be named instead, largest first (`smaller_presets`; none where a checkpoint fixes it).
+    """
     changes = []
     if budget.memory_bytes is not None:
-        changes += memory_changes(budget.memory_bytes, config, works, trials)
+        changes += memory_changes(budget.memory_bytes, config, works, trials, smaller)
     if budget.seconds is not None:
-        changes += time_changes(budget.seconds, config, works, {stage.name: stage.seconds for stage in stages})
+        seconds = {stage.name: stage.seconds for stage in stages}
+        changes += time_changes(budget.seconds, config, works, seconds, smaller)
     return tuple(changes)
 
 
+def smaller_presets(config: ModelConfig) -> dict[str, ModelConfig]:
+    """The presets that are smaller than this model, at its vocabulary, largest first."""
+    shapes = {
+        name: ModelConfig.from_settings(ModelSettings.model_validate({"preset": name}), config.vocab_size)
+        for name in PRESETS
+    }
+    sizes = {name: shape.parameter_count() for name, shape in shapes.items()}
+    below = [name for name in sizes if sizes[name] < config.parameter_count()]
+    return {name: shapes[name] for name in sorted(below, key=lambda name: -sizes[name])}
+
+
 def memory_changes(
-    budget: int, config: ModelConfig, works: list[TrainingWork], trials: Mapping[str, Trial]
+    budget: int,
+    config: ModelConfig,
+    works: list[TrainingWork],
+    trials: Mapping[str, Trial],
+    smaller: Mapping[str, ModelConfig],
 ) -> list[str]:
     """For each stage that takes more than `budget` bytes, the smallest change that is expected to do; nothing where all
     keep within it."""
@@ -70,11 +89,13 @@ def memory_changes(
         memory = expected_memory(config, work, trials.get(work.stage))
         if memory.total > budget:
             needs = f"{work.stage} needs {size(memory.total)}, more than {size(budget)}"
-            changes.append(f"{needs}: {_memory_mend(budget, config, work, memory)}")
+            changes.append(f"{needs}: {_memory_mend(budget, config, work, memory, smaller)}")
     return changes
 
 
-def _memory_mend(budget: int, config: ModelConfig, work: TrainingWork, memory: Memory) -> str:
+def _memory_mend(
+    budget: int, config: ModelConfig, work: TrainingWork, memory: Memory, smaller: Mapping[str, ModelConfig]
+) -> str:
     rows = _fitting_rows(budget, memory, work)
     if rows:
         return f"{work.stage}.micro_batch_size: {rows} would take {size(_with_rows(memory, work, rows).total)}"
@@ -87,11 +108,11 @@ def _memory_mend(budget: int, config: ModelConfig, work: TrainingWork, memory: M
             f"{work.stage}.activation_checkpointing: true with micro_batch_size: {rows} would take about "
             f"{size(_with_rows(lean, work, rows).total)}, and each update about a third longer"
         )
-    smaller = _largest_preset(config, lambda shape: _least(shape, work) <= budget)
     least = size(_least(config, work))
-    if smaller is None:
-        return f"weights, gradients and optimizer alone take {least}, and no preset is small enough"
-    return f"this model takes at least {least}; model.preset: {smaller} fits"
+    fits = next((name for name, shape in smaller.items() if _least(shape, work) <= budget), None)
+    if fits is not None:
+        return f"this model takes at least {least}; model.preset: {fits} fits"
+    return f"weights, gradients and optimizer alone take {least}; only a smaller model than any to name here would fit"
 
 
 def _with_rows(memory: Memory, work: TrainingWork, rows: int) -> Memory:
@@ -115,6 +136,7 @@ def time_changes(
     config: ModelConfig,
     works: list[TrainingWork],
     stage_seconds: Mapping[str, float | None],
+    smaller: Mapping[str, ModelConfig],
 ) -> list[str]:
     """What shortens a run to `budget` seconds: fewer updates of pretraining, or a smaller model; nothing where it keeps
     within. Stages whose time is not known count as nothing."""
@@ -127,28 +149,14 @@ def time_changes(
     needs = f"the run takes about {duration(total)}, more than {duration(budget)}"
     work = works[0]
     left = budget - (total - pretrain)
-    steps = floor(work.steps * left / pretrain)
+    steps = floor(work.steps * left / pretrain) if pretrain else 0
     changes = []
     if steps >= 1:
         tokens = steps * work.batch_size * work.length
         changes.append(f"{needs}: pretrain.steps: {steps:,} of {work.steps:,} would fit, {tokens:,} tokens")
-    now = training_flops_per_token(config, work.length)
-
-    def fits(shape: ModelConfig) -> bool:
-        return total * training_flops_per_token(shape, work.length) / now <= budget
-
-    smaller = _largest_preset(config, fits)
-    if smaller is not None:
-        changes.append(f"{needs}: model.preset: {smaller} with the same text would fit, by its arithmetic")
+    for name, shape in smaller.items():
+        share = training_flops_per_token(shape, work.length) / training_flops_per_token(config, work.length)
+        if total * share <= budget:
+            changes.append(f"{needs}: model.preset: {name} with the same text would fit, by its arithmetic")
+            break
     return changes or [f"{needs}, and the stages beside pretraining alone take {duration(total - pretrain)}"]
-
-
-def _largest_preset(config: ModelConfig, fits: Callable[[ModelConfig], bool]) -> str | None:
-    """The largest preset that is smaller than this model and fits, at its vocabulary."""
-    shapes = {
-        name: ModelConfig.from_settings(ModelSettings.model_validate({"preset": name}), config.vocab_size)
-        for name in PRESETS
-    }
-    sizes = {name: shape.parameter_count() for name, shape in shapes.items()}
-    smaller = [name for name in sizes if sizes[name] < config.parameter_count()]
-    return next((name for name in sorted(smaller, key=lambda name: -sizes[name]) if fits(shapes[name])), None)

@@ -59,16 +59,18 @@ class Elsewhere:
         return "does not fit: smaller micro-batches, activation checkpointing, or more chips"
 
 
-def elsewhere(chip_name: str, gpus: int, *, flops: float, memory: Memory) -> Elsewhere:
-    """flops: of all training. memory: here, of the stage that needs most. Raises UserError for an unknown chip."""
+def elsewhere(chip_name: str, gpus: int, *, flops: float, memory: Memory, rows: int) -> Elsewhere:
+    """flops: of all training. memory: here, of the stage that needs most, with micro-batches of `rows` rows, of which a
+    chip has at least one. Raises UserError for an unknown chip."""
     chip = CHIPS.get(chip_name.lower())
     if chip is None:
         raise UserError(f"--chip {chip_name}: not known; known are {', '.join(CHIPS)}")
     state, working = memory.weights + memory.gradients + memory.optimizer, memory.activations + memory.logits
+    here = working * -(-rows // gpus) // rows
     return Elsewhere(
         chip,
         gpus,
         flops / (gpus * chip.flops * ASSUMED_SHARE),
-        state + working // gpus,
-        (state + working) // gpus,
+        state + here,
+        state // gpus + here,
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 from modicum.model import ModelConfig, Parameters, parameters_by_part
 from modicum.recipe import Recipe
-from modicum.road.budget import Budget, changes_for
+from modicum.road.budget import Budget, changes_for, smaller_presets
 from modicum.road.chips import Elsewhere, elsewhere
 from modicum.road.disk import Disk, disk_of
 from modicum.road.fits import least_memory, refuse_disk, refuse_memory
@@ -148,9 +148,22 @@ def plan(
             *_notes(text, works[0], config, fresh=recipe.model.checkpoint is None),
             *(_load_note(load) if measure else ()),
         ),
-        changes=None if budget is None else changes_for(budget, config, works, trials, stages),
-        elsewhere=None if chip is None else elsewhere(chip, gpus, flops=flops, memory=largest),
+        changes=None
+        if budget is None
+        else changes_for(budget, config, works, trials, stages, smaller=_to_name(recipe, config)),
+        elsewhere=None
+        if chip is None
+        else elsewhere(chip, gpus, flops=flops, memory=largest, rows=_rows_of(largest, works)),
     )
+
+
+def _to_name(recipe: Recipe, config: ModelConfig) -> dict[str, ModelConfig]:
+    """The smaller models that this recipe could have: none where a checkpoint says what it is."""
+    return {} if recipe.model.checkpoint is not None else smaller_presets(config)
+
+
+def _rows_of(memory: Memory, works: list[TrainingWork]) -> int:
+    return next(work.rows for work in works if work.stage == memory.stage)
 
 
 def _shared_trial(config: ModelConfig, work: TrainingWork, works: list[TrainingWork], done: dict[str, Trial]) -> Trial:
