@@ -3,6 +3,8 @@
 import math
 
 import pytest
+import tokenizers
+from tokenizers import processors
 
 from modicum.corpus import Document
 from modicum.evaluate import bits_per_byte
@@ -17,6 +19,9 @@ def two(tokenizer, tmp_path_factory):
     tokenizer.save(folder)
     names = '{"bos_token": "<tool_call>", "eos_token": {"content": "</tool_call>"}, "pad_token": "<|pad|>"}'
     (folder / "tokenizer_config.json").write_text(names)
+    backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    backend.post_processor = processors.TemplateProcessing(single="<tool_call> $A", special_tokens=[("<tool_call>", 4)])
+    backend.save(str(folder / "tokenizer.json"))
     return load_tokenizer(folder, missing="keep")
 
 

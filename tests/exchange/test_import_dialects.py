@@ -55,6 +55,7 @@ def test_cyberslms_sentencepiece_model_becomes_a_tokenizer_with_its_ids(foreign,
         assert loaded.tokenizer.decode(wanted.encode(text)) == wanted.decode(wanted.encode(text))
         if "</s>" not in text:
             assert theirs(text, add_special_tokens=False).input_ids == wanted.encode(text)
+            assert theirs(text).input_ids == [2, *wanted.encode(text)]
     assert report.tokenizer == path.parent / "tokenizer.model"
     assert (theirs.pad_token_id, theirs.unk_token_id, theirs.bos_token_id, theirs.eos_token_id) == (0, 1, 2, 3)
     written = [json.loads((tmp_path / "out" / f"{name}config.json").read_text()) for name in ("", "generation_")]

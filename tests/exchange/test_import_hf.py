@@ -4,9 +4,11 @@ import json
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
 from safetensors.torch import load_file, save_file
 from sentencepiece import SentencePieceProcessor
+from tokenizers import processors
 from transformers import (
     AutoTokenizer,
     LlamaConfig,
@@ -19,6 +21,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from modicum.checkpoint import load_checkpoint
 from modicum.exchange import import_checkpoint
 from modicum.store import UserError
 
@@ -137,6 +140,40 @@ def test_a_sentencepiece_model_alone_is_enough_and_keeps_the_template_beside_it(
     wanted = SentencePieceProcessor(model_proto=sentencepiece_model).encode(text)
     assert theirs(text, add_special_tokens=False).input_ids == wanted
     assert theirs.chat_template == template
+
+
+def byte_level_kind(folder, around, settings):
+    """Another post-processor and other settings for the tokenizer in the folder."""
+    backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    if around:
+        ids = [("<|im_start|>", backend.token_to_id("<|im_start|>"))]
+        backend.post_processor = processors.TemplateProcessing(single=around, special_tokens=ids)
+    else:
+        backend.post_processor = processors.ByteLevel(trim_offsets=False)
+    backend.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+@pytest.mark.parametrize(
+    ("name", "around", "settings"),
+    [
+        ("llama", "<|im_start|> $A", {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|im_start|>"}),
+        ("mistral", "<|im_start|> $A", {"tokenizer_class": "LlamaTokenizer", "bos_token": "<|im_start|>"}),
+        ("smollm2", None, {"tokenizer_class": "GPT2Tokenizer", "bos_token": "<|im_start|>"}),
+        ("qwen2", None, {"tokenizer_class": "Qwen2Tokenizer", "bos_token": None}),
+    ],
+)
+def test_a_text_gets_the_ids_in_transformers_that_its_source_gave_it(name, around, settings, theirs, tmp_path):
+    folder, _ = theirs(name)
+    byte_level_kind(folder, around, {"eos_token": "<|im_end|>", "pad_token": "<|pad|>", **settings})
+    import_checkpoint(folder, dialect="hf", out=tmp_path / "out")
+    source, imported = (AutoTokenizer.from_pretrained(place) for place in (folder, tmp_path / "out"))
+    ours = load_checkpoint(tmp_path / "out").tokenizer
+    for text in ("A model", "", " says, 12\n"):
+        assert imported(text).input_ids == source(text).input_ids
+        assert imported(text).input_ids == [*[ours.bos_id] * bool(around), *ours.encode(text)]
+    assert (ours.bos_id, ours.eot_id) == (2 if around else 3, 3)
+    assert imported.bos_token == source.bos_token
 
 
 def test_the_model_stops_where_its_source_stopped(theirs, tmp_path):

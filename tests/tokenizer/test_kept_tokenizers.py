@@ -6,7 +6,7 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import decoders, models, pre_tokenizers, trainers
+from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer
 
 from modicum.store import UserError
@@ -20,27 +20,34 @@ LLAMA3_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
 )
 KINDS = {
-    # special tokens, tokenizer_config.json, template, and the ids of bos, eos, pad and end of turn
+    # special tokens, and what stands around a text; tokenizer_config.json; template; what stands before a text, eos,
+    # pad and end of turn
     "llama3": (
-        LLAMA3,
+        (LLAMA3, "<|begin_of_text|> $A"),
         {"bos_token": "<|begin_of_text|>", "eos_token": "<|end_of_text|>"},
         LLAMA3_TEMPLATE,
         ["<|begin_of_text|>", "<|end_of_text|>", "<|finetune_right_pad_id|>", "<|eot_id|>"],
     ),
     "qwen": (
-        ["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+        (["<|endoftext|>", "<|im_start|>", "<|im_end|>"], None),
         {"bos_token": None, "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"},
         None,  # ChatML: it has the tokens
         ["<|im_end|>", "<|im_end|>", "<|endoftext|>", "<|im_end|>"],
     ),
+    "smollm2": (
+        (["<|endoftext|>", "<|im_start|>", "<|im_end|>"], None),
+        {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "unk_token": "<|endoftext|>"},
+        None,
+        ["<|im_end|>", "<|im_end|>", "<|endoftext|>", "<|im_end|>"],
+    ),
     "gpt2": (
-        ["<|endoftext|>"],
+        (["<|endoftext|>"], None),
         {t: {"__type": "AddedToken", "content": "<|endoftext|>"} for t in ("bos_token", "eos_token", "unk_token")},
         None,
         ["<|endoftext|>"] * 4,
     ),
     "with unk": (
-        ["<unk>", "<s>", "</s>", "[PAD1]"],
+        (["<unk>", "<s>", "</s>", "[PAD1]"], "<s> $A </s>"),
         {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
         "{% for m in messages %}{{ '[' + m.role + ']\n' + m.content }}"
         "{{ eos_token if m.role == 'assistant' else '\n' }}{% endfor %}"
@@ -50,13 +57,16 @@ KINDS = {
 }
 
 
-def byte_level(texts, special, size=397):
+def byte_level(texts, special, size=397, around=None):
     backend = tokenizers.Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend.train_from_iterator(texts[:50], trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet))
     backend.add_special_tokens(special)
+    if around:
+        ids = [(token, backend.token_to_id(token)) for token in around.split() if token != "$A"]
+        backend.post_processor = processors.TemplateProcessing(single=around, special_tokens=ids)
     return backend
 
 
@@ -73,8 +83,9 @@ def write(folder, backend, settings, template=None):
 @pytest.fixture(scope="module", params=KINDS)
 def kept(request, texts, tmp_path_factory):
     """(tokenizer, the folder it came from, the names of its roles)"""
-    special, settings, template, names = KINDS[request.param]
-    folder = write(tmp_path_factory.mktemp("kept"), byte_level(texts, special), settings, template)
+    (special, around), settings, template, names = KINDS[request.param]
+    backend = byte_level(texts, special, around=around)
+    folder = write(tmp_path_factory.mktemp("kept"), backend, settings, template)
     return load_tokenizer(folder, missing="keep"), folder, names
 
 
@@ -97,7 +108,10 @@ def test_what_is_saved_has_the_same_special_tokens_for_transformers_and_loads_as
     before, after = AutoTokenizer.from_pretrained(folder), AutoTokenizer.from_pretrained(tmp_path)
     assert (after.bos_token, after.eos_token, after.unk_token) == (before.bos_token, before.eos_token, before.unk_token)
     assert after.pad_token == names[2]
-    assert after("Some text, twice.")["input_ids"] == tokenizer.encode("Some text, twice.")
+    for text in ("Some text, twice.", "", " a\tb"):
+        assert after(text).input_ids == before(text).input_ids
+        assert after(text, add_special_tokens=False).input_ids == tokenizer.encode(text)
+    assert after.num_special_tokens_to_add() == before.num_special_tokens_to_add()
     again = load_tokenizer(tmp_path, missing="keep")
     assert (again.hash, again.chat_template) == (tokenizer.hash, tokenizer.chat_template)
     assert (again.bos_id, again.eot_id, again.pad_id) == (tokenizer.bos_id, tokenizer.eot_id, tokenizer.pad_id)
@@ -152,16 +166,67 @@ def test_a_size_with_gaps_is_kept_and_an_empty_id_is_nothing(texts, tmp_path):
 def test_roles_change_the_hash_and_only_what_they_decide_does(texts, tmp_path):
     backend = byte_level(texts, ["<s>", "</s>", "<p>"])
     hashes = []
-    for roles in (
-        {"eos_token": "</s>", "bos_token": "<s>", "pad_token": "<p>"},
-        {"eos_token": "</s>", "pad_token": "<p>"},
-        {"eos_token": "</s>", "bos_token": "</s>", "pad_token": "<p>"},
-        {"eos_token": "<s>", "bos_token": "<s>", "pad_token": "<p>"},
-        {"eos_token": "</s>", "bos_token": "<s>", "pad_token": "<s>"},
+    for around, roles in (
+        ("<s> $A", {"eos_token": "</s>", "bos_token": "<s>", "pad_token": "<p>"}),
+        ("$A", {"eos_token": "</s>", "bos_token": "<s>", "pad_token": "<p>"}),
+        ("$A </s>", {"eos_token": "</s>", "pad_token": "<p>"}),
+        ("</s> $A", {"eos_token": "</s>", "bos_token": "</s>", "pad_token": "<p>"}),
+        ("<s> $A", {"eos_token": "<s>", "bos_token": "<s>", "pad_token": "<p>"}),
+        ("<s> $A", {"eos_token": "</s>", "bos_token": "<s>", "pad_token": "<s>"}),
     ):
+        ids = [(token, backend.token_to_id(token)) for token in ("<s>", "</s>")]
+        backend.post_processor = processors.TemplateProcessing(single=around, special_tokens=ids)
         hashes.append(load_tokenizer(write(tmp_path, backend, roles), missing="keep").hash)
-    assert hashes[1] == hashes[2]
+    assert hashes[1] == hashes[2] == hashes[3]
     assert len(set(hashes)) == 4
+
+
+@pytest.mark.parametrize(
+    ("processor", "before", "after"),
+    [
+        (processors.ByteLevel(trim_offsets=True), None, None),
+        (processors.BertProcessing(("</s>", 398), ("<s>", 397)), "<s>", "</s>"),
+        (
+            processors.Sequence(
+                [
+                    processors.ByteLevel(),
+                    processors.TemplateProcessing(single="<x> $A", special_tokens=[("<x>", 399)]),
+                ]
+            ),
+            "<x>",
+            None,
+        ),
+    ],
+)
+def test_what_stands_around_a_text_is_what_any_post_processor_puts_there(processor, before, after, texts, tmp_path):
+    backend = byte_level(texts, ["<s>", "</s>", "<x>"])
+    backend.post_processor = processor
+    settings = {"eos_token": "</s>", "bos_token": "<s>", "add_bos_token": before is None}
+    tokenizer = load_tokenizer(write(tmp_path, backend, settings), missing="keep")
+    assert (tokenizer.roles.opens, tokenizer.roles.closes) == (before, after)
+    assert tokenizer.bos_id == backend.token_to_id(before or "</s>")
+    tokenizer.save(tmp_path / "saved")
+    one, other = (AutoTokenizer.from_pretrained(folder) for folder in (tmp_path, tmp_path / "saved"))
+    assert one("a b").input_ids == other("a b").input_ids == backend.encode("a b").ids
+    assert other("a", "b").input_ids == [*backend.encode("a").ids, *backend.encode("b").ids]
+
+
+@pytest.mark.parametrize(
+    ("around", "number", "fault"),
+    [
+        ("<s> </s> $A", 397, "makes 3 tokens of a text of one"),
+        ("<s> $A $A", 397, "makes 3 tokens of a text of one"),
+        ("<s>", 397, "makes 1 tokens of a text of one"),
+        ("<s> $A", 700, "adds the id 700, which no token has"),
+    ],
+)
+def test_what_cannot_stand_around_a_text_is_refused(around, number, fault, texts, tmp_path):
+    backend = byte_level(texts, ["<s>", "</s>"])
+    backend.post_processor = processors.TemplateProcessing(
+        single=around, special_tokens=[("<s>", number), ("</s>", 398)]
+    )
+    with pytest.raises(UserError, match=f"tokenizer.json: its post_processor {fault}"):
+        load_tokenizer(write(tmp_path, backend, {"eos_token": "</s>"}), missing="keep")
 
 
 def test_a_token_with_a_role_is_a_control_token_however_it_is_flagged(texts, tmp_path):
@@ -204,6 +269,14 @@ JUNK = st.none() | st.booleans() | st.integers(-2, 500) | st.sampled_from(["", "
 JUNK |= st.fixed_dictionaries({"content": st.sampled_from(["<s>", "", None, 3]), "special": st.booleans()})
 
 
+AROUND = [{kind: {"id": name, "type_id": 0}} for kind in ("SpecialToken", "Sequence") for name in ("A", "<s>", "</s>")]
+
+
+def processor(parts):
+    tokens = {name: {"id": name, "ids": [number], "tokens": [name]} for name, number in (("<s>", 397), ("</s>", -1))}
+    return {"type": "TemplateProcessing", "single": parts, "pair": parts, "special_tokens": tokens}
+
+
 @pytest.fixture(scope="module")
 def backend(texts):
     return json.loads(byte_level(texts, ["<s>", "</s>"]).to_str())
@@ -213,12 +286,14 @@ def backend(texts):
     config=st.dictionaries(st.sampled_from(["bos_token", "eos_token", "pad_token", "unk_token", "chat_template"]), JUNK)
     | JUNK,
     change=st.dictionaries(st.sampled_from(["id", "content", "special", "normalized", "lstrip"]), JUNK),
+    around=st.none() | JUNK | st.lists(st.sampled_from(AROUND), max_size=3).map(processor),
 )
 @settings(max_examples=80, deadline=None)
-def test_any_settings_beside_a_tokenizer_load_or_are_one_clear_error(backend, tmp_path_factory, config, change):
+def test_any_settings_beside_a_tokenizer_load_or_are_one_clear_error(backend, tmp_path_factory, config, change, around):
     folder = tmp_path_factory.getbasetemp() / "any"
     folder.mkdir(exist_ok=True)
-    content = {**backend, "added_tokens": [{**backend["added_tokens"][0], **change}, *backend["added_tokens"][1:]]}
+    added = [{**backend["added_tokens"][0], **change}, *backend["added_tokens"][1:]]
+    content = {**backend, "added_tokens": added, "post_processor": around}
     (folder / "tokenizer.json").write_text(json.dumps(content))
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     try:

@@ -1,5 +1,6 @@
 """SentencePiece models: the ids that the sentencepiece library and transformers give, or one clear refusal."""
 
+import json
 import sys
 import unicodedata
 from itertools import pairwise
@@ -135,7 +136,7 @@ def test_transformers_reads_what_is_saved_with_the_same_ids_and_special_tokens(p
     assert (peer.bos_token, peer.eos_token, peer.pad_token, peer.unk_token) == ("<s>", "</s>", "<pad>", "<unk>")
     for text in ADVERSARIAL:
         if "<s>" not in text:  # transformers takes the name of a control token for the token
-            assert peer(text)["input_ids"] == tokenizer.encode(text)
+            assert peer(text)["input_ids"] == [2, *tokenizer.encode(text)]
     if kind == "identity":
         assert peer.decode(theirs.encode(" two  spaces")) == " two  spaces"
     again = load_tokenizer(tmp_path, missing="keep")
@@ -174,6 +175,24 @@ def test_a_model_without_a_start_or_padding_begins_with_the_end_and_pads_with_th
     path.write_bytes(train(texts, bos_id=-1, pad_id=-1, unk_id=0, eos_id=1))
     tokenizer = sentencepiece_tokenizer(path)
     assert (tokenizer.bos_id, tokenizer.eot_id, tokenizer.pad_id) == (1, 1, 0)
+    tokenizer.save(tmp_path / "saved")
+    assert AutoTokenizer.from_pretrained(tmp_path / "saved")("a").input_ids == tokenizer.encode("a")
+
+
+@pytest.mark.parametrize("start", [True, False])
+@pytest.mark.parametrize("end", [True, False])
+def test_settings_beside_a_model_say_what_stands_around_a_text_as_they_do_for_transformers(
+    start, end, models, tmp_path
+):
+    (tmp_path / "tokenizer.model").write_bytes(models["identity"])
+    said = {"tokenizer_class": "PreTrainedTokenizerFast", "add_bos_token": start, "add_eos_token": end}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(said))
+    tokenizer = sentencepiece_tokenizer(tmp_path / "tokenizer.model")
+    assert tokenizer.bos_id == (2 if start else 3)
+    tokenizer.save(tmp_path / "saved")
+    peer = AutoTokenizer.from_pretrained(tmp_path / "saved")
+    assert peer("a").input_ids == AutoTokenizer.from_pretrained(tmp_path)("a").input_ids
+    assert peer("a").input_ids == [*[2] * start, *tokenizer.encode("a"), *[3] * end]
 
 
 FAULTS = {
@@ -190,6 +209,7 @@ FAULTS = {
     "denormalizer": (lambda m: setattr(m.denormalizer_spec, "precompiled_charsmap", b"x"), "when it decodes"),
     "no number": (lambda m: setattr(m.pieces[400], "score", float("nan")), "not a finite number"),
     "twice": (lambda m: setattr(m.pieces[400], "piece", "▁the"), "stands twice"),
+    "without end": (lambda m: setattr(m.pieces[400], "piece", "a" * 400_000), "a piece has 400,000 characters"),
     "empty": (lambda m: setattr(m.pieces[400], "piece", ""), "is empty"),
     "no pieces": (lambda m: m.ClearField("pieces"), "it has no pieces"),
     "a map cut off": (

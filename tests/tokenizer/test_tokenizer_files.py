@@ -4,11 +4,11 @@ import hashlib
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from modicum.tokenizer import Tokenizer, load_tokenizer
+from modicum.tokenizer import SPECIAL_TOKENS, Tokenizer, load_tokenizer
 
 CHARACTERS = st.characters(exclude_categories=["Cs"])
 CONFIGS = {
@@ -41,6 +41,7 @@ def test_transformers_finds_the_same_size_and_special_ids(tokenizer, beside_a_mo
     text=st.text(CHARACTERS) | st.sampled_from([" lead", "don't  \r\n stop", "e\u0301\u00e9 1234 ...\n\n", "a . b , c"])
 )
 def test_transformers_gives_the_same_ids_and_the_same_text(tokenizer, beside_a_model, text):
+    assume(not any(token in text for token in SPECIAL_TOKENS))  # transformers takes its name for the token
     ids = tokenizer.encode(text)
     assert beside_a_model(text)["input_ids"] == ids
     assert beside_a_model.decode(ids) == text

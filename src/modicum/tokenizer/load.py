@@ -30,18 +30,21 @@ def load_tokenizer(
     tokenizer_config.json), else ChatML. missing: what to do when control tokens are missing or the size is no
     multiple of 64: refuse, or append them (a model trained with the old vocabulary then needs new rows), or keep the
     tokenizer as it is, with the roles that the tokenizer_config.json beside it names, as a model from elsewhere needs
-    it; one that is kept has no template where it lacks ChatML's tokens.
+    it, and with what its post-processor puts around a text; one that is kept has no template where it lacks ChatML's
+    tokens.
     Decoding gives back every text unless the file holds a normalizer, as Qwen's NFC; then it gives back that form.
     Raises UserError for a file that is not such a tokenizer.
     """
     file = path / "tokenizer.json" if path.is_dir() else path
-    definition = checked_definition(_read_json(file), str(file))
+    content = _read_json(file)
+    definition = checked_definition(content, str(file))
     roles, probed = OWN_ROLES, list(NEEDED_TOKENS)
     if template is None and (path.is_dir() or missing == "keep"):
         template = template_in(file.parent)
     if missing == "keep":
-        settings = file.parent / "tokenizer_config.json"
-        definition, roles = with_roles(definition, _read_json(settings) if settings.is_file() else None, str(file))
+        definition, roles = with_roles(
+            definition, settings_in(file.parent), str(file), post_processor=content.get("post_processor")
+        )
         control = [entry["content"] for entry in definition["added_tokens"] if is_control(entry)]
         if template is None and {IM_START, IM_END} <= set(control):
             template = CHATML
@@ -127,15 +130,19 @@ def _extend(definition: dict[str, Any], lacking: list[str], size: int) -> None:
     definition["added_tokens"].sort(key=lambda entry: entry["id"])
 
 
+def settings_in(folder: Path) -> dict[str, Any]:
+    """The content of the tokenizer_config.json beside a tokenizer; empty where there is none, or no object in it."""
+    file = folder / "tokenizer_config.json"
+    content = _read_json(file) if file.is_file() else None
+    return content if isinstance(content, dict) else {}
+
+
 def template_in(folder: Path) -> str | None:
     """The chat template that lies beside a tokenizer: a file of its own, or, from older programs, in its settings."""
     file, settings = folder / "chat_template.jinja", folder / "tokenizer_config.json"
     if file.is_file():
         return _read_text(file)
-    if not settings.is_file():
-        return None
-    content = _read_json(settings)
-    found = content.get("chat_template") if isinstance(content, dict) else None
+    found = settings_in(folder).get("chat_template")
     if isinstance(found, list):  # several with names: [{"name": "default", "template": "..."}, ...]
         found = next((t.get("template") for t in found if isinstance(t, dict) and t.get("name") == "default"), None)
     if not isinstance(found, str | None):

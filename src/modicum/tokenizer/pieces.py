@@ -6,7 +6,7 @@ The file is untrusted: it is read as protocol buffer data and checked before Sen
 import math
 import re
 from base64 import b64encode
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ LARGEST_FILE = 1 << 28
 SPACE = "▁"  # U+2581, what SentencePiece writes for a space
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 _BPE = 2
+_LONGEST = 512  # characters; SentencePiece's trainer makes no longer pieces, and splitting one costs their square
 _LEAF = 1 << 31
 # Characters that join what stands before them in one grapheme (Unicode Standard Annex 29).
 _JOINING = (
@@ -55,8 +56,12 @@ def read_model(path: Path) -> Any:
     return proto
 
 
-def roles_of(proto: Any, path: Path) -> Roles:
-    """The tokens that the model's trainer made for beginning, end, padding and what is unknown."""
+def roles_of(proto: Any, settings: Mapping[str, Any], path: Path) -> Roles:
+    """The tokens that the model's trainer made for beginning, end, padding and what is unknown.
+
+    A text begins with its bos, as models with a SentencePiece tokenizer have it, unless settings, the content of a
+    tokenizer_config.json, say otherwise.
+    """
     trainer, pieces = proto.trainer_spec, proto.pieces
 
     def piece(number: int, name: str) -> str | None:
@@ -69,7 +74,9 @@ def roles_of(proto: Any, path: Path) -> Roles:
     if eos is None:
         raise UserError(f"{path}: it has no token that ends a text (eos_id {trainer.eos_id}); train it with one")
     pad = piece(trainer.pad_id, trainer.pad_piece)
-    return Roles(eos=eos, pad=pad or unk, bos=piece(trainer.bos_id, trainer.bos_piece), unk=unk)
+    bos = piece(trainer.bos_id, trainer.bos_piece)
+    opens = None if settings.get("add_bos_token") is False else bos
+    return Roles(eos, pad or unk, bos, unk, opens, eos if settings.get("add_eos_token") is True else None)
 
 
 def definition_of(proto: Any) -> dict[str, Any]:
@@ -182,6 +189,9 @@ def _fault(proto: Any) -> str | None:
         return "a piece's score is not a finite number"
     if len({piece.piece for piece in proto.pieces}) != len(kinds) or not all(piece.piece for piece in proto.pieces):
         return "a piece is empty or stands twice"
+    longest = max((len(piece.piece) for piece in proto.pieces if piece.type == NORMAL), default=0)
+    if longest > _LONGEST:
+        return f"a piece has {longest:,} characters; SentencePiece makes none of more than {_LONGEST}"
     return _map_fault(normalizer.precompiled_charsmap)
 
 

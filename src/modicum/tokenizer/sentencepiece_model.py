@@ -9,7 +9,7 @@ import tokenizers
 from modicum.store import UserError
 from modicum.tokenizer.definition import checked_definition, json_text
 from modicum.tokenizer.encoder import guarded
-from modicum.tokenizer.load import check_against_library
+from modicum.tokenizer.load import check_against_library, settings_in
 from modicum.tokenizer.pieces import NORMAL, SPACE, definition_of, read_model, roles_of
 from modicum.tokenizer.tokenizer import Tokenizer
 
@@ -47,13 +47,14 @@ def sentencepiece_tokenizer(path: Path, *, template: str | None = None) -> Token
 
     template: the source of a chat template, such as CYBERSLM_TEMPLATE; without one no conversation can be written.
     Words that the model's trainer was told to keep whole are text, but those that look like markers (`<tool>`) are
-    control tokens, which no text becomes. Where the model normalizes to NFKC, SentencePiece leaves several combining
+    control tokens, which no text becomes. A text begins with the model's bos, unless a tokenizer_config.json beside it
+    sets add_bos_token to false. Where the model normalizes to NFKC, SentencePiece leaves several combining
     marks on one letter in the order in which they stand, and here they are put into Unicode's own order first.
 
     Raises UserError for a file that is no such model, and for one whose ids would differ, with the text.
     """
     proto = read_model(path)
-    roles = roles_of(proto, path)
+    roles = roles_of(proto, settings_in(path.parent), path)
     definition = checked_definition(definition_of(proto), str(path))
     whole = guarded(lambda: tokenizers.Tokenizer.from_str(json_text(definition)), f"{path}: cannot be used")
     tokenizer = Tokenizer(definition, template, roles)

@@ -9,7 +9,7 @@ from modicum.store import UserError, hash_json, write_json, write_text
 from modicum.tokenizer.chat import Rendered, Renderer
 from modicum.tokenizer.definition import json_text
 from modicum.tokenizer.encoder import PlainEncoder
-from modicum.tokenizer.roles import OWN_ROLES, Roles
+from modicum.tokenizer.roles import OWN_ROLES, Roles, post_processor_of
 from modicum.tokenizer.special import IM_END, NEEDED_TOKENS
 from modicum.tokenizer.template import Template
 from modicum.tokenizer.vocabulary import is_byte_level, is_control, token_bytes
@@ -19,10 +19,11 @@ class Tokenizer:
     """A tokenizer and its chat template. `train_tokenizer` and `load_tokenizer` make one.
 
     vocab_size: one more than the highest id; a multiple of 64, each with a token, unless the tokenizer was kept as it
-    came. bos_id stands before every text and eot_id ends it (one token, `<|endoftext|>`, does both in our own); pad_id
-    fills places that are masked; roles: their names. special_ids: every control token; `encode` never returns one,
-    `render` does where the template wrote it. chat_template: None where there is none. definition: the content of
-    tokenizer.json. hash: SHA-256 over everything that decides an id.
+    came. bos_id stands before every text and eot_id ends it (one token does both in our own, `<|endoftext|>`, and in
+    those that put nothing before a text); pad_id fills places that are masked; roles: their names. special_ids: every
+    control token; `encode` never returns one, `render` does where the template wrote it. chat_template: None where
+    there is none. definition: the content of tokenizer.json but for its post-processor. hash: SHA-256 over everything
+    that decides an id.
     """
 
     vocab_size: int
@@ -131,13 +132,14 @@ class Tokenizer:
 
     def save(self, directory: Path) -> None:
         """Write tokenizer.json, tokenizer_config.json and, where there is a template, chat_template.jinja: what
-        transformers' AutoTokenizer reads.
+        transformers' AutoTokenizer reads. There it puts around a text what the tokenizer did where it came from.
 
         The same tokenizer gives the same bytes. Exporters to GGUF name its pre-tokenizer "qwen2" when it was trained
         here.
         """
         directory.mkdir(parents=True, exist_ok=True)
-        write_text(directory / "tokenizer.json", json_text(self.definition))
+        around = post_processor_of(self.roles, self._ids)
+        write_text(directory / "tokenizer.json", json_text({**self.definition, "post_processor": around}))
         template = directory / "chat_template.jinja"
         if self.chat_template is None:
             template.unlink(missing_ok=True)
@@ -149,8 +151,8 @@ class Tokenizer:
             "eos_token": self.roles.eos,
             "pad_token": self.roles.pad,
             "unk_token": self.roles.unk,
-            "add_bos_token": False,
-            "add_eos_token": False,
+            "add_bos_token": self.roles.opens is not None and self.roles.opens == self.roles.bos,
+            "add_eos_token": self.roles.closes is not None and self.roles.closes == self.roles.eos,
             "add_prefix_space": False,
             "clean_up_tokenization_spaces": False,
             "padding_side": "left",
