@@ -75,3 +75,37 @@ def test_what_is_wrong_with_the_source_is_told_with_status_2(tmp_path):
 )
 def test_an_unknown_dialect_is_the_users_to_mend(arguments):
     assert modicum(*arguments).returncode == 2
+
+
+def test_a_model_goes_out_for_llama_cpp_and_comes_in_again(checkpoint, tmp_path):
+    out = modicum("export", checkpoint, "--to", "gguf", "--out", tmp_path / "gguf")
+    assert out.returncode == 0, out.stderr
+    for line in (
+        "64 tokens",
+        "10,000 texts (Unicode 3.2.0) with the same ids",
+        "KL divergence",
+        "top-1 agreement 100.00%",
+    ):
+        assert line in out.stdout, line
+    file = tmp_path / "gguf" / "model-f32.gguf"
+    assert f"written: {file}" in out.stdout
+    back = modicum("import", file, "--dialect", "gguf", "--out", tmp_path / "ours")
+    assert back.returncode == 0, back.stderr
+    assert "llama (GGUF) from" in back.stdout
+    first, second = load_checkpoint(checkpoint).weights, load_checkpoint(tmp_path / "ours").weights
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_limit_on_the_divergence_refuses_with_status_2(checkpoint, tmp_path):
+    given = ("export", checkpoint, "--to", "gguf", "--quant", "q8_0", "--max-kl", "1e-12", "--out", tmp_path / "gguf")
+    answer = modicum(*given)
+    assert answer.returncode == 2
+    assert "mean KL divergence" in answer.stderr
+    assert "allowed 1e-12" in answer.stderr
+    assert not (tmp_path / "gguf").exists()
+
+
+def test_a_number_type_is_a_gguf_files_alone(checkpoint, tmp_path):
+    answer = modicum("export", checkpoint, "--to", "cyberslm", "--quant", "q8_0", "--out", tmp_path / "theirs")
+    assert answer.returncode == 2
+    assert "only a GGUF file has them" in answer.stderr

@@ -9,6 +9,8 @@ import torch
 from sentencepiece import SentencePieceTrainer
 from transformers import AutoModelForCausalLM
 
+from modicum.exchange import gguf_gate, gguf_quality
+from modicum.exchange.gguf_texts import agreed_texts
 from modicum.tokenizer import train_tokenizer
 
 
@@ -80,3 +82,12 @@ def said_by_transformers():
             return model.eval()(torch.as_tensor(ids)[None]).logits[0].numpy()
 
     return said
+
+
+@pytest.fixture
+def brief_gate(monkeypatch):
+    """The gate of GGUF files with fewer texts and shorter samples; one test runs it as it is."""
+    monkeypatch.setattr(gguf_gate, "agreed_texts", lambda tokenizer: agreed_texts(tokenizer, 200))
+    monkeypatch.setattr(gguf_gate, "STEPS", 8)
+    monkeypatch.setattr(gguf_quality, "TEXTS", 6)
+    monkeypatch.setattr(gguf_quality, "TOKENS", 12)

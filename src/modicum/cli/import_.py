@@ -17,13 +17,15 @@ class DialectName(StrEnum):
     SLM = "slm"
     CORE = "core"
     HF = "hf"
+    GGUF = "gguf"
 
 
 @verb("import", "modicum import cyberslm-instruct/model.pt --dialect cyberslm --out models/cyberslm")
 def import_(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="The foreign checkpoint: its file, or its folder.")],
     dialect: Annotated[
-        DialectName, typer.Option(help="Whose it is; hf is a Hugging Face folder: Llama, Qwen2, Qwen3 or Mistral.")
+        DialectName,
+        typer.Option(help="Whose it is; hf: a folder of Llama, Qwen2, Qwen3 or Mistral; gguf: llama or qwen3."),
     ],
     out: Annotated[Path, typer.Option(metavar="DIR", help="The checkpoint to write, a new folder.")],
     tokenizer: Annotated[

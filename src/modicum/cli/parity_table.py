@@ -1,7 +1,9 @@
 """What the gate compared, in plain lines."""
 
 from collections.abc import Iterable
+from itertools import groupby
 
+from modicum.exchange import GgufReport
 from modicum.exchange.parity import Compared
 
 
@@ -17,3 +19,24 @@ def parity_lines(compared: Iterable[Compared]) -> list[str]:
         f"  {row[0].ljust(widths[0])}  " + "  ".join(cell.rjust(widths[place]) for place, cell in enumerate(row[1:], 1))
         for row in rows
     ]
+
+
+def gguf_lines(report: GgufReport) -> list[str]:
+    """What llama.cpp said of the file: prompts, vocabulary, the model's own texts, size, and what took another type."""
+    proof, quality, limits = report.proof, report.proof.quality, report.limits
+    lines = [
+        *parity_lines(proof.compared),
+        f"  {proof.keys} keys and {proof.tensors} tensors read back bit for bit",
+        f"  {proof.texts:,} texts (Unicode {proof.unicode}) with the same ids",
+        f"  on {quality.positions:,} positions of the model's own texts, beside full precision:",
+        f"    KL divergence {quality.mean_kl:.2e} nats in the mean (allowed {limits.mean_kl:g}), "
+        f"{quality.tail_kl:.2e} at the 99th percentile (allowed {limits.tail_kl:g})",
+        f"    top-1 agreement {quality.agreement:.2%} (asked for {limits.agreement:.2%})",
+        f"    with a first choice ahead by more than 0.01: {quality.clear:,}; another one at {quality.clear_differing}",
+        f"  {proof.same_continuations} of {proof.continuations} greedy continuations the same to the end",
+        f"  {report.bytes:,} bytes; the checkpoint's weights are {report.checkpoint_bytes:,}",
+    ]
+    reasons = groupby(sorted(report.fallbacks, key=lambda item: item[1:]), key=lambda item: item[1:])
+    for (kind, reason), tensors in reasons:
+        lines.append(f"  as {kind} instead ({reason}): {', '.join(name for name, _, _ in tensors)}")
+    return lines

@@ -4,6 +4,19 @@ Name maps and rotary layouts have their one place here. What comes from outside 
 """
 
 from modicum.exchange.exporting import ExportReport, export_checkpoint
+from modicum.exchange.gguf_exporting import GgufReport, export_gguf
+from modicum.exchange.gguf_quality import LIMITS, Limits
+from modicum.exchange.gguf_weights import Quant
 from modicum.exchange.importing import ImportReport, import_checkpoint
 
-__all__ = ["ExportReport", "ImportReport", "export_checkpoint", "import_checkpoint"]
+__all__ = [
+    "LIMITS",
+    "ExportReport",
+    "GgufReport",
+    "ImportReport",
+    "Limits",
+    "Quant",
+    "export_checkpoint",
+    "export_gguf",
+    "import_checkpoint",
+]

@@ -45,11 +45,12 @@ def read_foreign(path: Path, dialect: Dialect) -> Foreign:
         described = describe(read_json(folder / "config.json"), dialect, str(folder / "config.json"))
     else:
         raise UserError(f"{stored.origin}: no config in it and no config.json beside it; put the model's config there")
-    weights = _read(stored, described, dialect)
+    weights = read_weights(stored, described, dialect)
     return Foreign(stored.origin, described.architecture, described.config, weights, stored.left_aside)
 
 
-def _read(stored: Stored, described: Described, dialect: Dialect) -> dict[str, Tensor]:
+def read_weights(stored: Stored, described: Described, dialect: Dialect) -> dict[str, Tensor]:
+    """The weights under our names, when they are exactly those of the config. Raises UserError listing all others."""
     config, claims = described.config, stored.claims
     if config.num_hidden_layers > len(claims):
         raise UserError(

@@ -8,6 +8,9 @@ from typing import Any
 from modicum.checkpoint import load_checkpoint
 from modicum.checkpoint.save import write_model
 from modicum.exchange.foreign import Foreign, read_foreign
+from modicum.exchange.gguf_file import read_gguf
+from modicum.exchange.gguf_importing import foreign_of
+from modicum.exchange.gguf_vocabulary import tokenizer_of
 from modicum.exchange.layouts import relaid
 from modicum.exchange.names import Dialect
 from modicum.exchange.parity import Compared, decoder_speaker, prove, truth_of
@@ -55,10 +58,7 @@ def import_checkpoint(
     """
     refuse_taken(out)
     progress(f"reading {path}")
-    foreign = read_foreign(path, dialect)
-    folder = path if path.is_dir() else path.parent
-    file = _tokenizer_file(folder, dialect, tokenizer)
-    spoken = _read_tokenizer(file, dialect)
+    foreign, file, spoken, stops = _read_gguf(path, tokenizer) if dialect == "gguf" else _read(path, dialect, tokenizer)
     if spoken.vocab_size > foreign.config.vocab_size:
         raise UserError(
             f"{file}: has {spoken.vocab_size} ids, and the model a vocabulary of {foreign.config.vocab_size}; it is "
@@ -71,7 +71,6 @@ def import_checkpoint(
     )
     truth = truth_of(foreign.weights, foreign.config)
     compared = prove(f"the checkpoint made of {path}", decoder_speaker(weights, config), truth)
-    stops = _stop_ids(folder, dialect, spoken)
     progress(f"writing {out}")
     with atomic_directory(out) as unfinished:
         chat = spoken.end_of_turn_id in stops or (not stops and spoken.chat_template is not None)
@@ -80,6 +79,27 @@ def import_checkpoint(
         written = load_checkpoint(unfinished, verify=False)
         write_manifest(unfinished)
     return _report(foreign, out, file, spoken, compared, written.config.qk_norm)
+
+
+def _read(path: Path, dialect: Dialect, tokenizer: Path | None) -> tuple[Foreign, Path, Tokenizer, list[int]]:
+    """The model, the file of its tokenizer, the tokenizer, and where it stops."""
+    foreign = read_foreign(path, dialect)
+    folder = path if path.is_dir() else path.parent
+    file = _tokenizer_file(folder, dialect, tokenizer)
+    spoken = _read_tokenizer(file, dialect)
+    return foreign, file, spoken, _stop_ids(folder, dialect, spoken)
+
+
+def _read_gguf(path: Path, tokenizer: Path | None) -> tuple[Foreign, Path, Tokenizer, list[int]]:
+    """The same of one GGUF file, which holds all of it."""
+    file = read_gguf(path)
+    foreign = foreign_of(file)
+    if tokenizer is not None:
+        named = _tokenizer_file(path.parent, "hf", tokenizer)
+        return foreign, named, _read_tokenizer(named, "hf"), []
+    spoken = tokenizer_of(file.values, str(path))
+    ends = [file.values.get(f"tokenizer.ggml.{role}_token_id") for role in ("eot", "eos")]
+    return foreign, path, spoken, [number for number in ends if type(number) is int and number < spoken.vocab_size]
 
 
 def refuse_taken(out: Path) -> None:

@@ -7,24 +7,27 @@ from typing import Literal
 
 from modicum.model import ModelConfig
 
-Dialect = Literal["cyberslm", "slm", "core", "hf"]
+Dialect = Literal["cyberslm", "slm", "core", "hf", "gguf"]
 
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"  # the head is called so everywhere
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"  # the head is called so everywhere but in GGUF
 
-# A row a module: ours, cyberslm's, slm's, core's; those of a layer stand behind `model.layers.N.`, `layers.N.` there.
-_DIALECTS = ("cyberslm", "slm", "core")
+# A row a module: ours, cyberslm's, slm's, core's, GGUF's; those of a layer stand behind `model.layers.N.`, `layers.N.`
+# there, `blk.N.` in GGUF.
+_DIALECTS = ("cyberslm", "slm", "core", "gguf")
 _MODULES = (
-    ("model.embed_tokens", "embedding", "embed_tokens", "embedding"),
-    ("input_layernorm", "attn_norm", "input_layernorm", "attn_norm"),
-    ("self_attn.q_proj", "attn.q_proj", "self_attn.q_proj", "attn.q_proj"),
-    ("self_attn.k_proj", "attn.k_proj", "self_attn.k_proj", "attn.k_proj"),
-    ("self_attn.v_proj", "attn.v_proj", "self_attn.v_proj", "attn.v_proj"),
-    ("self_attn.o_proj", "attn.o_proj", "self_attn.o_proj", "attn.out_proj"),
-    ("post_attention_layernorm", "ffn_norm", "post_attention_layernorm", "ffn_norm"),
-    ("mlp.gate_proj", "ffn.gate_proj", "mlp.gate_proj", "mlp.gate_proj"),
-    ("mlp.up_proj", "ffn.val_proj", "mlp.up_proj", "mlp.up_proj"),
-    ("mlp.down_proj", "ffn.out_proj", "mlp.down_proj", "mlp.down_proj"),
-    ("model.norm", "final_norm", "norm", "norm"),
+    ("model.embed_tokens", "embedding", "embed_tokens", "embedding", "token_embd"),
+    ("input_layernorm", "attn_norm", "input_layernorm", "attn_norm", "attn_norm"),
+    ("self_attn.q_proj", "attn.q_proj", "self_attn.q_proj", "attn.q_proj", "attn_q"),
+    ("self_attn.k_proj", "attn.k_proj", "self_attn.k_proj", "attn.k_proj", "attn_k"),
+    ("self_attn.v_proj", "attn.v_proj", "self_attn.v_proj", "attn.v_proj", "attn_v"),
+    ("self_attn.o_proj", "attn.o_proj", "self_attn.o_proj", "attn.out_proj", "attn_output"),
+    ("self_attn.q_norm", "", "", "", "attn_q_norm"),
+    ("self_attn.k_norm", "", "", "", "attn_k_norm"),
+    ("post_attention_layernorm", "ffn_norm", "post_attention_layernorm", "ffn_norm", "ffn_norm"),
+    ("mlp.gate_proj", "ffn.gate_proj", "mlp.gate_proj", "mlp.gate_proj", "ffn_gate"),
+    ("mlp.up_proj", "ffn.val_proj", "mlp.up_proj", "mlp.up_proj", "ffn_up"),
+    ("mlp.down_proj", "ffn.out_proj", "mlp.down_proj", "mlp.down_proj", "ffn_down"),
+    ("model.norm", "final_norm", "norm", "norm", "output_norm"),
 )
 
 
@@ -65,12 +68,14 @@ def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _translated(dialect: Dialect, name: str) -> str:
-    if dialect == "hf" or name == HEAD:
+    if dialect == "hf":
         return name
+    if name == HEAD:
+        return "output.weight" if dialect == "gguf" else HEAD
     prefix, inside = "", name
     if name.startswith("model.layers."):
         _, _, number, inside = name.split(".", 3)
-        prefix = f"layers.{number}."
+        prefix = f"blk.{number}." if dialect == "gguf" else f"layers.{number}."
     module, kind = inside.rsplit(".", 1)
     theirs = {row[0]: row[1 + _DIALECTS.index(dialect)] for row in _MODULES}
     return f"{prefix}{theirs[module]}.{kind}"

@@ -1,0 +1,195 @@
+"""A program of its own: load a GGUF file in llama.cpp, say what it makes of it, and exit.
+
+    python -P gguf_child.py LIBRARY FOLDER
+
+LIBRARY is the shared library of the xllamacpp wheel: llama.cpp, compiled in, with its C interface for all to call.
+FOLDER holds request.json: {"model", "threads", "texts", "prompts", "begun", "steps"}. Written there: facts.json;
+logits-N.npy, float32 (T, V), for prompt N; greedy.json, the likeliest `steps` tokens after each text begun.
+It runs apart because a faulty file may end the process that reads it. Imports nothing of ours.
+"""
+
+import ctypes
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+# llama.h of 2025 and 2026. Structures go by value: room for more than they hold is harmless, for less is not.
+_ROOM = 128
+_F32, _F16 = 0, 1  # ggml_type
+
+
+class _Settings(ctypes.Structure):
+    _fields_ = (("words", ctypes.c_uint64 * _ROOM),)
+
+
+class _Batch(ctypes.Structure):
+    _fields_ = (
+        ("n_tokens", ctypes.c_int32),
+        ("token", ctypes.POINTER(ctypes.c_int32)),
+        ("embd", ctypes.POINTER(ctypes.c_float)),
+        ("pos", ctypes.POINTER(ctypes.c_int32)),
+        ("n_seq_id", ctypes.POINTER(ctypes.c_int32)),
+        ("seq_id", ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))),
+        ("logits", ctypes.POINTER(ctypes.c_int8)),
+    )
+
+
+_POINTER, _INT, _BOOL, _TEXT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_bool, ctypes.c_char_p
+_ROLES = ("bos", "eos", "eot", "pad")
+_INTERFACE: dict[str, tuple[Any, list[Any]]] = {
+    "llama_backend_init": (None, []),
+    "llama_model_default_params": (_Settings, []),
+    "llama_context_default_params": (_Settings, []),
+    "llama_model_load_from_file": (_POINTER, [_TEXT, _Settings]),
+    "llama_init_from_model": (_POINTER, [_POINTER, _Settings]),
+    "llama_set_n_threads": (None, [_POINTER, _INT, _INT]),
+    "llama_get_memory": (_POINTER, [_POINTER]),
+    "llama_memory_clear": (None, [_POINTER, _BOOL]),
+    "llama_batch_init": (_Batch, [_INT, _INT, _INT]),
+    "llama_batch_free": (None, [_Batch]),
+    "llama_decode": (_INT, [_POINTER, _Batch]),
+    "llama_get_logits": (ctypes.POINTER(ctypes.c_float), [_POINTER]),
+    "llama_model_get_vocab": (_POINTER, [_POINTER]),
+    "llama_vocab_n_tokens": (_INT, [_POINTER]),
+    "llama_vocab_is_eog": (_BOOL, [_POINTER, _INT]),
+    "llama_vocab_get_add_bos": (_BOOL, [_POINTER]),
+    "llama_vocab_get_add_eos": (_BOOL, [_POINTER]),
+    "llama_model_n_ctx_train": (_INT, [_POINTER]),
+    "llama_model_chat_template": (_TEXT, [_POINTER, _TEXT]),
+    "llama_model_meta_val_str": (_INT, [_POINTER, _TEXT, _POINTER, ctypes.c_size_t]),
+    "llama_tokenize": (_INT, [_POINTER, _TEXT, _INT, ctypes.POINTER(_INT), _INT, _BOOL, _BOOL]),
+    **{f"llama_vocab_{role}": (_INT, [_POINTER]) for role in _ROLES},
+}
+
+
+def main(library: str, folder: Path) -> None:
+    """Answer the request in `folder`. Exits with a line on standard error for what cannot be done."""
+    request = json.loads((folder / "request.json").read_text("utf-8"))
+    llama = _open(library)
+    llama.llama_backend_init()
+    model = llama.llama_model_load_from_file(request["model"].encode(), _model_settings(llama))
+    if not model:
+        sys.exit("llama.cpp does not load the file")
+    vocab = llama.llama_model_get_vocab(model)
+    facts = _facts(llama, model, vocab)
+    facts["ids"] = [_tokenize(llama, vocab, text) for text in request["texts"]]
+    (folder / "facts.json").write_text(json.dumps(facts), "utf-8")
+    lengths = [len(prompt) for prompt in request["prompts"]]
+    lengths += [len(prompt) + request["steps"] for prompt in request["begun"]]
+    if not lengths:
+        return
+    context = llama.llama_init_from_model(model, _context_settings(llama, max(lengths)))
+    if not context:
+        sys.exit("llama.cpp makes no context for the file")
+    llama.llama_set_n_threads(context, request["threads"], request["threads"])
+    for number, prompt in enumerate(request["prompts"]):
+        llama.llama_memory_clear(llama.llama_get_memory(context), True)
+        np.save(folder / f"logits-{number}.npy", _say(llama, context, prompt, 0, facts["tokens"]))
+    found = [_go_on(llama, context, prompt, request["steps"], facts["tokens"]) for prompt in request["begun"]]
+    (folder / "greedy.json").write_text(json.dumps(found), "utf-8")
+
+
+def _open(library: str) -> Any:
+    llama = ctypes.CDLL(library)
+    for name, (result, arguments) in _INTERFACE.items():
+        function = getattr(llama, name)
+        function.restype, function.argtypes = result, arguments
+    return llama
+
+
+def _model_settings(llama: Any) -> _Settings:
+    """The defaults, on the CPU: n_gpu_layers stands behind two pointers."""
+    settings: _Settings = llama.llama_model_default_params()
+    ctypes.cast(ctypes.byref(settings), ctypes.POINTER(ctypes.c_int32))[4] = 0
+    return settings
+
+
+def _context_settings(llama: Any, length: int) -> _Settings:
+    """The defaults, but `length` positions at once, plain attention, and keys and values in float32.
+
+    Half-precision keys alone would move logits by a thousandth. New releases put fields in and take some out, so the
+    place is found by what is around it: four automatic kinds (-1), two zeros and four times -1.0.
+    """
+    settings: _Settings = llama.llama_context_default_params()
+    words = ctypes.cast(ctypes.byref(settings), ctypes.POINTER(ctypes.c_int32))
+    floats = ctypes.cast(words, ctypes.POINTER(ctypes.c_float))
+    places = [
+        at
+        for at in range(4, 40)
+        if [words[at + i] for i in range(6)] == [-1, -1, -1, -1, 0, 0]
+        and all(floats[at + 6 + i] == -1 for i in range(4))
+    ]
+    sizes = [words[i] for i in range(3)]
+    if len(places) != 1 or sizes != [512, 2048, 512]:
+        sys.exit("the settings of this llama.cpp lie in places that are not known here")
+    (at,) = places
+    kinds = next((k for k in range(at + 10, at + 24) if (words[k], words[k + 1]) == (_F16, _F16)), None)
+    if kinds is None:
+        sys.exit("the settings of this llama.cpp lie in places that are not known here")
+    words[0] = words[1] = words[2] = length
+    words[at + 3] = 0  # flash attention off
+    words[kinds] = words[kinds + 1] = _F32
+    return settings
+
+
+def _facts(llama: Any, model: Any, vocab: Any) -> dict[str, Any]:
+    tokens = llama.llama_vocab_n_tokens(vocab)
+    template = llama.llama_model_chat_template(model, None)
+    return {
+        "tokens": tokens,
+        "context": llama.llama_model_n_ctx_train(model),
+        "pre": _metadata(llama, model, b"tokenizer.ggml.pre"),
+        **{role: getattr(llama, f"llama_vocab_{role}")(vocab) for role in _ROLES},
+        "add_bos": llama.llama_vocab_get_add_bos(vocab),
+        "add_eos": llama.llama_vocab_get_add_eos(vocab),
+        "ends": [number for number in range(tokens) if llama.llama_vocab_is_eog(vocab, number)],
+        "template": None if template is None else template.decode("utf-8"),
+    }
+
+
+def _metadata(llama: Any, model: Any, key: bytes) -> str | None:
+    room = ctypes.create_string_buffer(1 << 10)
+    found = llama.llama_model_meta_val_str(model, key, room, len(room))
+    return None if found < 0 else room.value.decode("utf-8")
+
+
+def _tokenize(llama: Any, vocab: Any, text: str) -> list[int]:
+    """The ids of a text as a user's: control tokens in it are text; what the file says goes before and after it."""
+    data = text.encode("utf-8")
+    room = len(data) + 8
+    ids = (ctypes.c_int32 * room)()
+    found = llama.llama_tokenize(vocab, data, len(data), ids, room, True, False)
+    if found < 0:
+        sys.exit(f"llama.cpp does not tokenize {text!r}")
+    return list(ids[:found])
+
+
+def _say(llama: Any, context: Any, ids: list[int], start: int, width: int) -> Any:
+    """Logits (T, V) float32 of ids that stand from position `start` on; what came before is in the context's cache."""
+    batch = llama.llama_batch_init(len(ids), 0, 1)
+    batch.n_tokens = len(ids)
+    for place, token in enumerate(ids):
+        batch.token[place], batch.pos[place], batch.logits[place] = token, start + place, 1
+        batch.n_seq_id[place], batch.seq_id[place][0] = 1, 0
+    if llama.llama_decode(context, batch) != 0:
+        sys.exit(f"llama.cpp does not run {len(ids)} tokens from position {start} on")
+    said = np.ctypeslib.as_array(llama.llama_get_logits(context), shape=(len(ids), width)).copy()
+    llama.llama_batch_free(batch)
+    return said
+
+
+def _go_on(llama: Any, context: Any, prompt: list[int], steps: int, width: int) -> list[int]:
+    llama.llama_memory_clear(llama.llama_get_memory(context), True)
+    said = _say(llama, context, prompt, 0, width)
+    ids: list[int] = []
+    while len(ids) < steps:
+        ids.append(int(said[-1].argmax()))
+        said = _say(llama, context, ids[-1:], len(prompt) + len(ids) - 1, width)
+    return ids
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

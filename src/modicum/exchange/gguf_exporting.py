@@ -1,0 +1,79 @@
+"""A checkpoint leaves as a GGUF file, when llama.cpp has run it and said what the checkpoint says."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from modicum.checkpoint import load_checkpoint
+from modicum.exchange.gguf_gate import Proof, prove_gguf
+from modicum.exchange.gguf_quality import LIMITS, Limits
+from modicum.exchange.gguf_runtime import library
+from modicum.exchange.gguf_weights import Quant, file_tensors, gguf_library
+from modicum.exchange.gguf_writing import file_metadata, write_gguf
+from modicum.exchange.importing import refuse_taken
+from modicum.store import UserError, atomic_directory, write_json
+
+
+@dataclass(frozen=True)
+class GgufReport:
+    """What was written: the file, its bytes and those of the checkpoint's weights; fallbacks: tensor, type, reason of
+    those that did not take the type that was asked for; and what llama.cpp said."""
+
+    out: Path
+    file: str
+    quant: Quant
+    parameters: int
+    bytes: int
+    checkpoint_bytes: int
+    fallbacks: tuple[tuple[str, str, str], ...]
+    limits: Limits
+    proof: Proof
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain JSON data."""
+        return {**asdict(self), "out": str(self.out)}
+
+
+def export_gguf(
+    checkpoint: Path,
+    *,
+    quant: Quant = "f32",
+    out: Path,
+    limits: Limits | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> GgufReport:
+    """Write a checkpoint as the folder `out` with model-<quant>.gguf and parity.json.
+
+    limits: what the divergence from full precision may be; without them, LIMITS[quant]. Raises UserError, and writes
+    nothing, when GGUF has no word for a part of the model or its tokenizer, when llama.cpp does not say what the
+    checkpoint says, when gguf or xllamacpp is not installed, and when `out` is there already.
+    """
+    refuse_taken(out)
+    gguf_library(), library()
+    limits = limits or LIMITS[quant]
+    progress(f"reading {checkpoint}")
+    loaded = load_checkpoint(checkpoint)
+    try:
+        metadata = file_metadata(loaded.config, loaded.tokenizer, quant)
+    except UserError as error:
+        raise UserError(f"{checkpoint}: {error}") from None
+    name = f"model-{quant}.gguf"
+    progress(f"writing {out}")
+    with atomic_directory(out) as unfinished:
+        file = unfinished / name
+        others = write_gguf(file, loaded.config, metadata, file_tensors(loaded.weights, loaded.config, quant))
+        proof = prove_gguf(file, str(out / name), loaded, quant, limits, progress)
+        report = GgufReport(
+            out=out,
+            file=name,
+            quant=quant,
+            parameters=loaded.config.parameter_count(),
+            bytes=file.stat().st_size,
+            checkpoint_bytes=sum(weight.nbytes for weight in loaded.weights.values()),
+            fallbacks=tuple((tensor.name, tensor.kind, tensor.fallback or "") for tensor in others),
+            limits=limits,
+            proof=proof,
+        )
+        write_json(unfinished / "parity.json", {key: v for key, v in report.to_dict().items() if key != "out"})
+    return report

@@ -1,0 +1,194 @@
+"""A GGUF file from anywhere: its header checked against the file's size before anything is believed.
+
+Every count, length and offset in it is a claim. Nothing is allocated for one that the file has no room for.
+"""
+
+import math
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from modicum.exchange.gguf_weights import TYPES, Quant
+from modicum.store import UserError
+
+_LARGEST_HEADER = 1 << 28
+# GGUF's number of each kind of value: struct's letter for it. 8 is text, 9 a list.
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_TEXT, _LIST = 8, 9
+_KINDS: dict[int, Quant] = {number: kind for kind, (number, _, _) in TYPES.items()}
+# Only to be refused by name.
+_OTHER_KINDS = {3: "q4_1", 6: "q5_0", 7: "q5_1", 10: "q2_k", 11: "q3_k", 12: "q4_k", 13: "q5_k", 14: "q6_k", 28: "f64"}
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Where a tensor lies: its shape, rows first, its type, and its bytes from `start` of the file on."""
+
+    shape: tuple[int, ...]
+    kind: Quant
+    start: int
+    size: int
+
+
+@dataclass(frozen=True)
+class GgufFile:
+    """What a file holds: its keys, float32 values as the shortest decimals, and its tensors, which lie in the file."""
+
+    path: Path
+    values: dict[str, Any]
+    tensors: dict[str, Placed]
+
+    def bytes_of(self, name: str) -> NDArray[np.uint8]:
+        """The bytes of a tensor, (rows, bytes of a row) or (bytes,), read now."""
+        place = self.tensors[name]
+        data = np.fromfile(self.path, np.uint8, count=place.size, offset=place.start)
+        if data.size != place.size:
+            raise UserError(f"{self.path}: became shorter while it was read")
+        return data.reshape(*place.shape[:-1], -1)
+
+
+def read_gguf(path: Path) -> GgufFile:
+    """The header of a file. Raises UserError, naming the place, for one that is not whole and sound."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            head = file.read(min(size, _LARGEST_HEADER))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    reading = _Reading(path, head, size)
+    try:
+        return GgufFile(path, *_parts(reading))
+    except struct.error:
+        raise UserError(f"{path}: ends inside its header (at byte {reading.at:,}); copy it again") from None
+
+
+class _Reading:
+    """A place in the header that moves on."""
+
+    def __init__(self, path: Path, head: bytes, size: int) -> None:
+        self.path, self.head, self.size, self.at = path, head, size, 0
+
+    def number(self, letter: str) -> Any:
+        (found,) = struct.unpack_from(f"<{letter}", self.head, self.at)
+        self.at += struct.calcsize(f"<{letter}")
+        return found
+
+    def count(self, what: str, least: int) -> int:
+        """How many of something follow, when what is left has room for them at `least` bytes each."""
+        found: int = self.number("Q")
+        if found * least > len(self.head) - self.at:
+            raise UserError(
+                f"{self.path}: claims {found:,} {what}, more than it has room for; it is cut off or damaged"
+            )
+        return found
+
+    def text(self, what: str) -> str:
+        length = self.count(f"bytes of {what}", 1)
+        self.at += length
+        try:
+            return self.head[self.at - length : self.at].decode("utf-8")
+        except UnicodeDecodeError:
+            raise UserError(f"{self.path}: {what} at byte {self.at - length:,} is not UTF-8; it is damaged") from None
+
+    def value(self, kind: int, key: str) -> Any:
+        if kind == _TEXT:
+            return self.text(key)
+        if kind not in _SCALARS:
+            raise UserError(f"{self.path}: {key} is of kind {kind}, which GGUF does not have; it is damaged")
+        return _decimal(self.number(_SCALARS[kind])) if kind == 6 else self.number(_SCALARS[kind])
+
+    def items(self, key: str) -> list[Any]:
+        kind = self.number("I")
+        if kind == _TEXT:
+            return [self.text(key) for _ in range(self.count(f"items of {key}", 8))]
+        if kind not in _SCALARS:
+            raise UserError(f"{self.path}: {key} is a list of kind {kind}, which is not read")
+        width = struct.calcsize(_SCALARS[kind])
+        count = self.count(f"items of {key}", width)
+        found = list(struct.unpack_from(f"<{count}{_SCALARS[kind]}", self.head, self.at))
+        self.at += count * width
+        return [_decimal(item) for item in found] if kind == 6 else found
+
+
+def _decimal(number: float) -> float:
+    """The shortest decimal that is this float32: 1e-05, not 9.99999974737875e-06."""
+    return float(str(np.float32(number)))
+
+
+def _parts(reading: _Reading) -> tuple[dict[str, Any], dict[str, Placed]]:
+    path = reading.path
+    if reading.head[:4] != b"GGUF":
+        raise UserError(f"{path}: not a GGUF file (it begins with {reading.head[:4]!r})")
+    reading.at = 4
+    version = reading.number("I")
+    if version not in (2, 3):
+        swapped = " (its bytes are in the other order)" if version in (2 << 24, 3 << 24) else ""
+        raise UserError(f"{path}: GGUF version {version}{swapped}; versions 2 and 3 are read")
+    tensors = reading.count("tensors", 32)
+    keys = reading.count("keys", 13)
+    values: dict[str, Any] = {}
+    for _ in range(keys):
+        key = reading.text("a key")
+        if key in values:
+            raise UserError(f"{path}: has the key {key} twice")
+        kind = reading.number("I")
+        values[key] = reading.items(key) if kind == _LIST else reading.value(kind, key)
+    claims = [_claim(reading) for _ in range(tensors)]
+    step = values.get("general.alignment", 32)
+    if type(step) is not int or not 0 < step <= 1 << 16 or step & (step - 1):
+        raise UserError(f"{path}: general.alignment {step!r}; expected a power of two")
+    start = -(-reading.at // step) * step
+    return values, _placed(path, reading.size, start, step, claims)
+
+
+def _claim(reading: _Reading) -> tuple[str, tuple[int, ...], int, int]:
+    """A tensor's name, shape, kind and offset as the file says them."""
+    name = reading.text("a tensor's name")
+    dimensions = reading.number("I")
+    if not 1 <= dimensions <= 4:
+        raise UserError(f"{reading.path}: {name[:80]} has {dimensions:,} dimensions; a tensor has one to four")
+    shape = tuple(reversed([reading.number("Q") for _ in range(dimensions)]))
+    return name, shape, reading.number("I"), reading.number("Q")
+
+
+def _placed(
+    path: Path, size: int, start: int, step: int, claims: list[tuple[str, tuple[int, ...], int, int]]
+) -> dict[str, Placed]:
+    """The tensors, when each has a type that is read and lies inside the file, and no two share bytes."""
+    found: dict[str, Placed] = {}
+    faults = []
+    for name, shape, number, offset in claims:
+        if number not in _KINDS:
+            kinds = ", ".join(TYPES)
+            faults.append(f"{name[:80]}: of type {_OTHER_KINDS.get(number, number)}; those that are read: {kinds}")
+            continue
+        kind = _KINDS[number]
+        _, block, width = TYPES[kind]
+        if name in found:
+            faults.append(f"{name[:80]}: stands in it twice")
+        elif min(shape) < 1 or shape[-1] % block:
+            faults.append(f"{name[:80]}: {kind} has no shape {list(shape)}")
+        elif offset % step or start + offset + math.prod(shape) // block * width > size:
+            faults.append(f"{name[:80]}: {list(shape)} {kind} at {offset:,} do not lie in {size:,} bytes")
+        else:
+            found[name] = Placed(shape, kind, start + offset, math.prod(shape) // block * width)
+    faults += list(_shared(found))
+    if faults:
+        lines = [f"  {fault}" for fault in faults[:12]] + (
+            [f"  and {len(faults) - 12} more"] if len(faults) > 12 else []
+        )
+        raise UserError("\n".join([f"{path}: its tensors cannot be read", *lines]))
+    return found
+
+
+def _shared(found: dict[str, Placed]) -> Iterator[str]:
+    ordered = sorted(found.items(), key=lambda item: item[1].start)
+    for (name, place), (after, other) in pairwise(ordered):
+        if place.start + place.size > other.start:
+            yield f"{after[:80]}: shares bytes with {name[:80]}"

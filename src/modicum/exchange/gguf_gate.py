@@ -1,0 +1,172 @@
+"""The gate of a GGUF file: what llama.cpp makes of it must be what the checkpoint says, or it is not written.
+
+In this order, so that the first thing told is the nearest to the cause: the bytes, the vocabulary, the ids of texts,
+the logits. Float32 is held to the largest difference of a logit, what is rounded to the divergence.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from modicum.checkpoint import Checkpoint
+from modicum.exchange.gguf_quality import Limits, Quality, own_texts, quality
+from modicum.exchange.gguf_readback import read_back
+from modicum.exchange.gguf_runtime import Answer, ask
+from modicum.exchange.gguf_texts import UNICODE, agreed_texts
+from modicum.exchange.gguf_vocabulary import pre_tokenizer_name, saved_tokenizer
+from modicum.exchange.gguf_weights import Quant, file_tensors
+from modicum.exchange.gguf_writing import file_metadata
+from modicum.exchange.parity import Compared, Ids, Speaker, Truth, decoder_speaker, truth_of
+from modicum.model import ModelConfig
+from modicum.store import UserError
+
+TOLERANCE = 1e-3  # of a logit, for float32 weights
+LONGEST = 1024
+STEPS = 64
+_BEGUN = 8
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What was compared: keys and tensors of the file; texts, of which characters, with equal ids; logits of prompts;
+    the quality on the model's own texts; greedy continuations, and how many of them are the same to the end."""
+
+    keys: int
+    tensors: int
+    texts: int
+    unicode: str
+    compared: tuple[Compared, ...]
+    quality: Quality
+    continuations: int
+    same_continuations: int
+
+
+def prove_gguf(
+    file: Path, name: str, checkpoint: Checkpoint, quant: Quant, limits: Limits, progress: Callable[[str], None]
+) -> Proof:
+    """Raises UserError, `name` in front, with the cause as well as it can be told."""
+    config, weights = checkpoint.config, checkpoint.weights
+    progress("reading it back")
+    metadata = file_metadata(config, checkpoint.tokenizer, quant)
+    keys, tensors = read_back(file, name, config, metadata, file_tensors(weights, config, quant))
+    progress("asking llama.cpp")
+    speak = decoder_speaker(weights, config)
+    truth = _with_long(truth_of(weights, config), config, speak)
+    own = own_texts(checkpoint)
+    steps = min(STEPS, config.max_position_embeddings - 4)
+    begun = [text[:4] for text in own[: _BEGUN if steps > 0 else 0]]
+    texts = agreed_texts(checkpoint.tokenizer)
+    answer = ask(file, name=name, texts=texts, prompts=[*truth.prompts, *own], begun=begun, steps=steps)
+    _check_vocabulary(answer, checkpoint, name)
+    _check_ids(answer, texts, checkpoint, name)
+    said, of_own = answer.logits[: len(truth.prompts)], answer.logits[len(truth.prompts) :]
+    compared = tuple(
+        _compared(prompt, wanted, found, quant)
+        for prompt, wanted, found in zip(truth.prompts, truth.logits, said, strict=True)
+    )
+    measured = quality(map(speak, own), of_own)
+    faults = [
+        f"a prompt of {one.tokens} tokens: logits differ by {one.difference:.3g}, allowed are {one.allowed:.3g}"
+        for one in compared
+        if not one.holds
+    ] + measured.faults(limits)
+    if quant == "f32" and measured.clear_differing:
+        faults.append(f"another first choice at {measured.clear_differing} of {measured.clear} clear positions")
+    if faults:
+        cause = _cause(truth, said, weights, config)
+        lines = [f"{name}: llama.cpp does not say what the checkpoint says, and it was not written", *faults]
+        raise UserError("\n  ".join([*lines, *([f"it is as if {cause}"] if cause else [])]))
+    same = [_goes_on(speak, start, ids) for start, ids in zip(begun, answer.greedy, strict=True)]
+    return Proof(keys, tensors, len(texts), UNICODE, compared, measured, len(same), sum(same))
+
+
+def _with_long(truth: Truth, config: ModelConfig, speak: Speaker) -> Truth:
+    """And a prompt as long as the context, by our decoder: the reference would take minutes over it."""
+    length = min(LONGEST, config.max_position_embeddings)
+    if length <= max(map(len, truth.prompts)):
+        return truth
+    prompt: Ids = np.random.default_rng(1).integers(0, config.vocab_size, length, dtype=np.int64)
+    return Truth((*truth.prompts, prompt), (*truth.logits, np.asarray(speak(prompt), dtype=np.float64)))
+
+
+def _compared(prompt: Ids, wanted: np.ndarray, found: np.ndarray, quant: Quant) -> Compared:
+    """Where weights are rounded, the divergence decides: any two models differ by less than twice the largest."""
+    largest = float(np.abs(wanted).max())
+    difference = float(np.abs(found - wanted).max()) if found.shape == wanted.shape else float("nan")
+    return Compared(len(prompt), difference, largest, TOLERANCE if quant == "f32" else 2 * largest)
+
+
+def _check_vocabulary(answer: Answer, checkpoint: Checkpoint, name: str) -> None:
+    tokenizer = checkpoint.tokenizer
+    wanted = {
+        "tokens": checkpoint.config.vocab_size,
+        "context": checkpoint.config.max_position_embeddings,
+        "bos": tokenizer.bos_id,
+        "eos": tokenizer.eot_id,
+        "eot": tokenizer.end_of_turn_id,
+        "pad": tokenizer.pad_id,
+        "add_bos": False,
+        "add_eos": False,
+        "template": tokenizer.chat_template,
+        "pre": pre_tokenizer_name(saved_tokenizer(tokenizer)[0]),
+    }
+    faults = [
+        f"{part}: llama.cpp has {str(getattr(answer, part))[:80]}, the checkpoint {str(value)[:80]}"
+        for part, value in wanted.items()
+        if getattr(answer, part) != value
+    ]
+    endless = [number for number in checkpoint.stop_ids if number not in answer.ends]
+    if endless:
+        faults.append(f"an answer would not end at {', '.join(map(str, endless))}, where the checkpoint ends one")
+    if faults:
+        raise UserError("\n  ".join([f"{name}: not the checkpoint's vocabulary, and was not written", *faults]))
+
+
+def _check_ids(answer: Answer, texts: list[str], checkpoint: Checkpoint, name: str) -> None:
+    wanted = checkpoint.tokenizer.encode_batch(texts)
+    differing = [(text, a, b) for text, a, b in zip(texts, answer.ids, wanted, strict=True) if a != b]
+    if differing:
+        text, found, ours = differing[0]
+        raise UserError(
+            f"{name}: llama.cpp gives other ids to {len(differing)} of {len(texts)} texts, so it was not written. Its "
+            f"pre-tokenizer is {answer.pre!r}. The first text: {text[:60]!r}, {found[:12]} there, {ours[:12]} here"
+        )
+
+
+def _goes_on(speak: Speaker, start: Ids, ids: list[int]) -> bool:
+    """Whether our decoder, too, takes each of the tokens that llama.cpp took."""
+    said = np.asarray(speak(np.array([*start, *ids], dtype=np.int64)))
+    return [int(best) for best in said.argmax(-1)[len(start) - 1 : -1]] == ids
+
+
+def _cause(truth: Truth, said: list[np.ndarray], weights: dict[str, Tensor], config: ModelConfig) -> str | None:
+    """What would make our decoder say what llama.cpp said, of the faults that conversions have."""
+    longest = int(np.argmax([len(prompt) if len(prompt) <= 64 else 0 for prompt in truth.prompts]))
+    prompt, found = truth.prompts[longest], said[longest]
+    off = float(np.abs(found - truth.logits[longest]).max())
+    for cause, speak in _suspects(weights, config):
+        if float(np.abs(np.asarray(speak(prompt)) - found).max()) < 0.1 * off:
+            return cause
+    return None
+
+
+def _suspects(weights: dict[str, Tensor], config: ModelConfig) -> Iterator[tuple[str, Speaker]]:
+    if not config.qk_norm:
+        other = replace(config, rotary_layout="interleaved")
+        yield "the rows of queries and keys were not put into the interleaved layout", decoder_speaker(weights, other)
+    if config.rope_scaling is not None:
+        yield "the rotary scaling were missing", decoder_speaker(weights, replace(config, rope_scaling=None))
+    if not config.tie_word_embeddings:
+        tied = {name: weight for name, weight in weights.items() if name != "lm_head.weight"}
+        yield "the head were the embedding", decoder_speaker(tied, replace(config, tie_word_embeddings=True))
+    for a, b in combinations(range(min(config.num_hidden_layers, 12)), 2):
+        names = {f"model.layers.{a}.": f"model.layers.{b}.", f"model.layers.{b}.": f"model.layers.{a}."}
+        swapped = dict(weights)
+        for start, other_start in names.items():
+            for name in (name for name in weights if name.startswith(start)):
+                swapped[other_start + name.removeprefix(start)] = weights[name]
+        yield f"layers {a} and {b} had changed places", decoder_speaker(swapped, config)

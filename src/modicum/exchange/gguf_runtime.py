@@ -1,0 +1,105 @@
+"""What llama.cpp makes of a GGUF file: asked in a process of its own, which a faulty file may end."""
+
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from modicum.exchange import gguf_child
+from modicum.store import UserError
+
+INSTALL = "pip install 'modicum[gguf]'"
+LIMIT_SECONDS = 600.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """ids: of each text, with what the file says goes around it. logits: (T, V) float32 of each prompt. greedy: how one
+    goes on. The others are the vocabulary as llama.cpp has it: tokens in it, ids (-1: none), what ends an answer."""
+
+    tokens: int
+    context: int
+    pre: str | None
+    bos: int
+    eos: int
+    eot: int
+    pad: int
+    add_bos: bool
+    add_eos: bool
+    ends: list[int]
+    template: str | None
+    ids: list[list[int]]
+    logits: list[NDArray[np.float32]]
+    greedy: list[list[int]]
+
+
+def library() -> Path:
+    """The shared library that holds llama.cpp. Raises UserError with the pip line where it is not installed."""
+    spec = find_spec("xllamacpp")  # not imported: a fault in it must not be ours
+    places = list(spec.submodule_search_locations or []) if spec else []
+    found = [file for place in places for file in sorted(Path(place).glob("xllamacpp*.so"))]
+    if not found:
+        raise UserError(f"a GGUF file is proven in llama.cpp, and xllamacpp is not installed: {INSTALL}")
+    return found[0]
+
+
+def ask(
+    model: Path,
+    *,
+    name: str | None = None,
+    texts: Sequence[str] = (),
+    prompts: Iterable[Iterable[int]] = (),
+    begun: Iterable[Iterable[int]] = (),
+    steps: int = 0,
+    limit: float = LIMIT_SECONDS,
+) -> Answer:
+    """Load `model` in llama.cpp on the CPU, tokenize `texts`, run `prompts` (ids), and go on from those `begun`.
+
+    Keys and values are float32, control tokens in texts are text. Raises UserError, beginning with `name` (the file's),
+    in llama.cpp's own words where it refuses the file, crashes, or takes longer than `limit` seconds.
+    """
+    name = name or str(model)
+    request: dict[str, Any] = {
+        "model": str(model),
+        "threads": torch.get_num_threads(),
+        "texts": list(texts),
+        "prompts": [list(map(int, prompt)) for prompt in prompts],
+        "begun": [list(map(int, prompt)) for prompt in begun],
+        "steps": steps,
+    }
+    with tempfile.TemporaryDirectory(prefix="modicum-") as place:
+        folder = Path(place)
+        (folder / "request.json").write_text(json.dumps(request), "utf-8")
+        command = [sys.executable, "-P", gguf_child.__file__, str(library()), str(folder)]
+        try:
+            ended = subprocess.run(command, capture_output=True, timeout=limit, check=False, stdin=subprocess.DEVNULL)
+        except subprocess.TimeoutExpired:
+            raise UserError(f"{name}: llama.cpp did not end within {limit:g} s, so the file is not proven") from None
+        if ended.returncode != 0:
+            raise UserError(f"{name}: {_fault(ended)}")
+        facts: dict[str, Any] = json.loads((folder / "facts.json").read_text("utf-8"))
+        # mapped, so that a large vocabulary's need no memory; they stay readable when their names are gone
+        logits = [np.load(folder / f"logits-{number}.npy", mmap_mode="r") for number in range(len(request["prompts"]))]
+        greedy = json.loads((folder / "greedy.json").read_text("utf-8")) if request["begun"] else []
+    return Answer(**facts, logits=logits, greedy=greedy)
+
+
+def _fault(ended: subprocess.CompletedProcess[bytes]) -> str:
+    """How the process ended, and the lines in which llama.cpp says why."""
+    lines = ended.stderr.decode("utf-8", "replace").splitlines()
+    if ended.returncode < 0:
+        what = f"llama.cpp crashed on it ({signal.Signals(-ended.returncode).name})"
+    else:
+        what, lines = (lines[-1], lines[:-1]) if lines else ("llama.cpp failed without a word", [])
+    reasons = [line.strip() for line in lines if "error" in line.lower() or "assert" in line.lower()] or lines[-2:]
+    return "\n".join([what, *(f"  {reason[:300]}" for reason in reasons[-4:])])

@@ -1,0 +1,199 @@
+"""A tokenizer in the words of a GGUF file, and back: tokens, kinds, merges, special ids, and the pattern by its name.
+
+llama.cpp knows patterns by name alone. A tokenizer whose pattern has no name there is refused: under another's name it
+would give other ids.
+"""
+
+import json
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from modicum.store import UserError, write_json, write_text
+from modicum.tokenizer import PRETOKENIZER_PATTERN, Tokenizer, load_tokenizer
+from modicum.tokenizer.special import special_entry
+from modicum.tokenizer.vocabulary import is_byte_level, is_control
+
+Value = bool | int | float | str | list[str] | list[int] | list[float]
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+_BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+_LISTS = {"tokenizer.ggml.tokens": str, "tokenizer.ggml.token_type": int, "tokenizer.ggml.merges": str}
+_ROLES = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding", "unk_token": "unknown"}
+_LLAMA3 = PRETOKENIZER_PATTERN.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
+
+
+def _split(pattern: str) -> dict[str, Any]:
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    return {"type": "Sequence", "pretokenizers": [split, _BYTE_LEVEL]}
+
+
+# llama.cpp's name -> the pre-tokenizer that it stands for, and whether whole words are tokens without merges.
+_NAMES: dict[str, tuple[dict[str, Any], bool]] = {
+    "qwen2": (_split(PRETOKENIZER_PATTERN), False),
+    "llama-bpe": (_split(_LLAMA3), True),
+    "gpt-2": ({**_BYTE_LEVEL, "use_regex": True}, False),
+    "smollm": (
+        {
+            "type": "Sequence",
+            "pretokenizers": [{"type": "Digits", "individual_digits": True}, {**_BYTE_LEVEL, "use_regex": True}],
+        },
+        False,
+    ),
+}
+
+
+def vocabulary_metadata(tokenizer: Tokenizer, rows: int) -> dict[str, Value]:
+    """The tokenizer.* keys, in order, for a model with `rows` rows in its embedding; those without a token are unused.
+
+    Raises UserError, naming it, for what llama.cpp has no word for.
+    """
+    definition, settings = saved_tokenizer(tokenizer)
+    name = pre_tokenizer_name(definition)
+    model = definition["model"]
+    tokens, kinds = _tokens(definition, rows)
+    found: dict[str, Value] = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": name,
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": kinds,
+        "tokenizer.ggml.merges": [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]],
+    }
+    # without one, llama.cpp takes token 11 for what stands before a text
+    found["tokenizer.ggml.bos_token_id"] = tokenizer.bos_id
+    found["tokenizer.ggml.eos_token_id"] = tokenizer.eot_id
+    found["tokenizer.ggml.eot_token_id"] = tokenizer.end_of_turn_id
+    found["tokenizer.ggml.padding_token_id"] = tokenizer.pad_id
+    found["tokenizer.ggml.add_bos_token"] = False
+    found["tokenizer.ggml.add_eos_token"] = False
+    if settings["unk_token"]:
+        found["tokenizer.ggml.unknown_token_id"] = model["vocab"][settings["unk_token"]]
+    if tokenizer.chat_template:
+        found["tokenizer.chat_template"] = tokenizer.chat_template
+    return found
+
+
+def saved_tokenizer(tokenizer: Tokenizer) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What stands in the tokenizer.json and the tokenizer_config.json of a tokenizer."""
+    with tempfile.TemporaryDirectory(prefix="modicum-") as place:
+        tokenizer.save(Path(place))
+        definition, settings = (
+            json.loads((Path(place) / name).read_text("utf-8")) for name in ("tokenizer.json", "tokenizer_config.json")
+        )
+    return definition, settings
+
+
+def pre_tokenizer_name(definition: Mapping[str, Any]) -> str:
+    """What llama.cpp calls the way in which a tokenizer cuts a text. Raises UserError for one that it does not know."""
+    if not is_byte_level(definition):
+        raise UserError("a SentencePiece tokenizer (pieces with byte fallback) cannot be written as GGUF")
+    normalizer = definition.get("normalizer")
+    if normalizer is not None and normalizer.get("type") != "NFC":
+        raise UserError(f"its tokenizer's normalizer ({normalizer.get('type')}) has no counterpart in llama.cpp")
+    cutting = (_plain(definition.get("pre_tokenizer")), bool(definition["model"].get("ignore_merges")))
+    for name, (pre_tokenizer, whole) in _NAMES.items():
+        if cutting == (_plain(pre_tokenizer), whole):
+            return name
+    kinds = _kinds(definition.get("pre_tokenizer"))
+    raise UserError(
+        f"its tokenizer cuts text in a way that llama.cpp has no name for here (pre-tokenizer {kinds}); those that are "
+        f"known: {', '.join(_NAMES)}"
+    )
+
+
+def tokenizer_of(values: Mapping[str, Any], origin: str) -> Tokenizer:
+    """The tokenizer of a file's keys. Raises UserError, `origin` in front, for one that is not byte-level BPE."""
+    tokens, kinds, merges = (_listed(values, key, kind, origin) for key, kind in _LISTS.items())
+    kind, name = values.get("tokenizer.ggml.model"), values.get("tokenizer.ggml.pre")
+    if kind != "gpt2" or name not in _NAMES:
+        raise UserError(
+            f"{origin}: a tokenizer of model {str(kind)[:40]!r}, pre-tokenizer {str(name)[:40]!r}; gpt2 with one of "
+            f"{', '.join(_NAMES)} is read. Name the model's own tokenizer.json or tokenizer.model with --tokenizer"
+        )
+    if len(kinds) != len(tokens) or len({t for t, k in zip(tokens, kinds, strict=True) if k != UNUSED}) < sum(
+        k != UNUSED for k in kinds
+    ):
+        raise UserError(f"{origin}: {len(tokens):,} tokens with {len(kinds):,} kinds, or one token stands twice")
+    pre_tokenizer, whole = _NAMES[name]
+    pairs = [merge.split(" ") for merge in merges]
+    definition = {
+        "version": "1.0",
+        "added_tokens": [
+            {**special_entry(token, number), "special": kinds[number] != USER_DEFINED}
+            for number, token in enumerate(tokens)
+            if kinds[number] in (CONTROL, UNKNOWN, USER_DEFINED)
+        ],
+        "normalizer": None,
+        "pre_tokenizer": pre_tokenizer,
+        "decoder": {**_BYTE_LEVEL, "add_prefix_space": True, "use_regex": True},
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": whole,
+            "vocab": {token: number for number, token in enumerate(tokens) if kinds[number] != UNUSED},
+            "merges": pairs,
+        },
+    }
+    with tempfile.TemporaryDirectory(prefix="modicum-") as place:
+        write_json(Path(place) / "tokenizer.json", definition)
+        write_json(Path(place) / "tokenizer_config.json", _roles(values, tokens, origin))
+        template = values.get("tokenizer.chat_template")
+        if isinstance(template, str):
+            write_text(Path(place) / "chat_template.jinja", template)
+        try:
+            return load_tokenizer(Path(place), missing="keep")
+        except UserError as error:
+            raise UserError(
+                str(error).replace(str(Path(place) / "tokenizer.json"), f"{origin}: its tokenizer")
+            ) from None
+
+
+def _listed(values: Mapping[str, Any], key: str, kind: type, origin: str) -> list[Any]:
+    found = values.get(key)
+    if not isinstance(found, list) or not all(type(item) is kind for item in found):
+        raise UserError(f"{origin}: {key}: expected a list of {kind.__name__}; it has none, or another")
+    return found
+
+
+def _roles(values: Mapping[str, Any], tokens: list[str], origin: str) -> dict[str, str]:
+    """The content of tokenizer_config.json. One token for beginning and end is the end's."""
+    ids = {role: values.get(f"tokenizer.ggml.{key}_token_id") for role, key in _ROLES.items()}
+    wrong = [role for role, number in ids.items() if number is not None and not _is_id(number, len(tokens))]
+    if wrong:
+        raise UserError(f"{origin}: {', '.join(f'{role} {ids[role]!r}'[:60] for role in wrong)} is no token's id")
+    if ids["bos_token"] == ids["eos_token"]:
+        del ids["bos_token"]
+    return {role: tokens[number] for role, number in ids.items() if number is not None}
+
+
+def _is_id(number: Any, tokens: int) -> bool:
+    return type(number) is int and 0 <= number < tokens
+
+
+def _tokens(definition: Mapping[str, Any], rows: int) -> tuple[list[str], list[int]]:
+    """The text and the kind of every row."""
+    texts = {number: token for token, number in definition["model"]["vocab"].items()}
+    added = {entry["id"]: CONTROL if is_control(entry) else USER_DEFINED for entry in definition["added_tokens"]}
+    tokens = [texts.get(number, f"[PAD{number}]") for number in range(rows)]
+    kinds = [added.get(number, NORMAL) if number in texts else UNUSED for number in range(rows)]
+    return tokens, kinds
+
+
+def _plain(part: Any) -> Any:
+    """A part of a tokenizer.json without what decides no id."""
+    if isinstance(part, Mapping):
+        return {key: _plain(value) for key, value in part.items() if key != "trim_offsets"}
+    return [_plain(value) for value in part] if isinstance(part, list) else part
+
+
+def _kinds(part: Any) -> str:
+    if not isinstance(part, Mapping):
+        return "none"
+    inner = part.get("pretokenizers")
+    return " + ".join(_kinds(one) for one in inner) if isinstance(inner, list) else str(part.get("type"))

@@ -1,0 +1,163 @@
+import json
+import shutil
+
+import gguf
+import gguf_models
+import numpy as np
+import pytest
+import torch
+
+from modicum.checkpoint import load_checkpoint
+from modicum.exchange import Limits, export_gguf
+from modicum.exchange.gguf_runtime import ask
+from modicum.exchange.gguf_weights import file_tensors
+from modicum.store import UserError
+
+pytestmark = pytest.mark.usefixtures("brief_gate")
+FAST = ("grouped, untied", "QK-norm", "yarn of its own sharpness", "llama3")
+
+
+@pytest.mark.parametrize(
+    "shape", [shape if shape in FAST else pytest.param(shape, marks=pytest.mark.slow) for shape in gguf_models.SHAPES]
+)
+def test_llama_cpp_says_of_every_shape_what_the_checkpoint_says(shape, tokenizer, tmp_path):
+    folder = gguf_models.save(tokenizer, tmp_path, **gguf_models.SHAPES[shape])
+    report = export_gguf(folder, out=tmp_path / "out")
+    assert [one.tokens for one in report.proof.compared] == [1, 2, 7, 40, 64]
+    assert all(one.difference <= 1e-3 < one.largest for one in report.proof.compared)
+    assert report.proof.quality.positions == 6 * 12
+    assert report.proof.quality.clear_differing == 0
+    assert report.proof.same_continuations == report.proof.continuations == 6
+    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["model-f32.gguf", "parity.json"]
+    written = json.loads((tmp_path / "out" / "parity.json").read_text())
+    assert written["proof"]["compared"][3]["tokens"] == 40
+    assert written["bytes"] == (tmp_path / "out" / "model-f32.gguf").stat().st_size
+
+
+@pytest.mark.parametrize("shape", ["grouped, untied", pytest.param("QK-norm", marks=pytest.mark.slow)])
+def test_the_file_alone_says_what_transformers_says(shape, tokenizer, ids, said_by_transformers, tmp_path):
+    folder = gguf_models.save(tokenizer, tmp_path, **gguf_models.SHAPES[shape])
+    export_gguf(folder, out=tmp_path / "out")
+    found = ask(tmp_path / "out" / "model-f32.gguf", prompts=[ids(33)]).logits[0]
+    np.testing.assert_allclose(found, said_by_transformers(folder, ids(33)), rtol=0, atol=1e-3)
+
+
+def test_the_keys_are_the_models(tokenizer, tmp_path):
+    folder = gguf_models.save(tokenizer, tmp_path, vocab_size=448, num_key_value_heads=2, rope_theta=5000.0)
+    export_gguf(folder, out=tmp_path / "out")
+    fields = gguf.GGUFReader(tmp_path / "out" / "model-f32.gguf").fields
+    said = {key: field.contents() for key, field in fields.items()}
+    wanted = {
+        "general.architecture": "llama", "llama.context_length": 64, "llama.embedding_length": 64,
+        "llama.block_count": 2, "llama.feed_forward_length": 96, "llama.attention.head_count": 4,
+        "llama.attention.head_count_kv": 2, "llama.rope.freq_base": 5000.0, "llama.rope.dimension_count": 16,
+        "llama.vocab_size": 448, "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "qwen2",
+        "tokenizer.ggml.eos_token_id": tokenizer.eot_id, "tokenizer.ggml.padding_token_id": tokenizer.pad_id,
+        "tokenizer.ggml.eot_token_id": tokenizer.end_of_turn_id, "tokenizer.ggml.add_bos_token": False,
+        "tokenizer.chat_template": tokenizer.chat_template,
+    }  # fmt: skip
+    assert {key: said[key] for key in wanted} == wanted
+    tokens, kinds = said["tokenizer.ggml.tokens"], said["tokenizer.ggml.token_type"]
+    assert len(tokens) == len(kinds) == len(set(tokens)) == 448
+    assert tokens[:2] == ["<|endoftext|>", "<|pad|>"]
+    assert kinds[:2] == [3, 3]  # control
+    assert kinds[tokenizer.encode("e")[0]] == 1  # text
+    assert set(kinds[384:]) == {5}  # unused
+
+
+@pytest.mark.parametrize(("quant", "kind"), [("f16", "F16"), ("bf16", "BF16"), ("q8_0", "Q8_0"), ("q4_0", "Q4_0")])
+def test_matrices_take_the_type_and_norms_stay_float32(quant, kind, tokenizer, tmp_path):
+    folder = gguf_models.save(tokenizer, tmp_path, tie_word_embeddings=False)
+    report = export_gguf(folder, quant=quant, out=tmp_path / "out", limits=Limits(10, 10, 0))
+    found = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "out" / f"model-{quant}.gguf").tensors}
+    apart = {"token_embd.weight", "output.weight"} if quant == "q4_0" else set()
+    for name, tensor in found.items():
+        wanted = "F32" if "norm" in name else "Q8_0" if name in apart else kind
+        assert tensor.tensor_type.name == wanted, name
+    assert {name for name, _, _ in report.fallbacks} == apart
+    ours = load_checkpoint(folder).weights["model.layers.1.mlp.down_proj.weight"]
+    written = found["blk.1.ffn_down.weight"]
+    again = torch.from_numpy(gguf.dequantize(written.data, written.tensor_type))
+    share = {"f16": 2**-11, "bf16": 2**-8, "q8_0": 1 / 254, "q4_0": 1 / 8}[quant]
+    assert float((again - ours).abs().max()) <= 1.2 * share * float(ours.abs().max())
+
+
+def test_rows_that_no_block_divides_take_another_type_and_are_named(tokenizer, tmp_path):
+    folder = gguf_models.save(tokenizer, tmp_path, intermediate_size=50)
+    report = export_gguf(folder, quant="q8_0", out=tmp_path / "out", limits=Limits(10, 10, 0))
+    reason = "rows of 50 numbers, not a multiple of 32"
+    assert report.fallbacks == tuple((f"blk.{layer}.ffn_down.weight", "f16", reason) for layer in range(2))
+
+
+def test_a_number_beyond_half_precision_stays_float32(tokenizer, tmp_path):
+    folder = gguf_models.save(tokenizer, tmp_path)
+    weights = load_checkpoint(folder).weights
+    weights["model.layers.0.mlp.up_proj.weight"][3, 5] = 1e5
+    tensors = file_tensors(weights, gguf_models.config(), "f16")
+    kinds = {tensor.name: (tensor.kind, tensor.fallback) for tensor in tensors}
+    assert kinds["blk.0.ffn_up.weight"] == ("f32", "holds 1e+05, more than half precision reaches")
+    assert kinds["blk.1.ffn_up.weight"] == ("f16", None)
+
+
+def test_what_quantizing_costs_is_measured_and_a_limit_refuses(tokenizer, tmp_path):
+    folder = gguf_models.save(tokenizer, tmp_path)
+    with pytest.raises(
+        UserError, match=r"model-q4_0\.gguf: llama\.cpp does not .*\n  mean KL divergence [\d.]+, allow"
+    ):
+        export_gguf(folder, quant="q4_0", out=tmp_path / "out", limits=Limits(1e-6, 10, 0))
+    with pytest.raises(UserError, match=r"\n  top-1 agreement [\d.]+%, asked for 100\.00%$"):
+        export_gguf(folder, quant="q4_0", out=tmp_path / "out", limits=Limits(10, 10, 1))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_checkpoint_in_bfloat16_is_exact_in_float32_and_in_bfloat16(tokenizer, tmp_path):
+    folder = gguf_models.save(tokenizer, tmp_path, dtype=torch.bfloat16)
+    weights = load_checkpoint(folder).weights
+    ours = weights["model.embed_tokens.weight"]
+    for quant in ("f32", "bf16"):
+        found = next(file_tensors({**weights}, gguf_models.config(), quant))
+        assert found.name == "token_embd.weight"
+        kind = gguf.GGMLQuantizationType[quant.upper()]
+        again = gguf.dequantize(found.data.view(np.float32 if quant == "f32" else np.uint8), kind)
+        np.testing.assert_array_equal(again, ours.float().numpy())
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"qk_norm": True, "attention_bias": True}, "attention_bias with qk_norm"),
+        ({"qk_norm": True, "rope_scaling": gguf_models.LLAMA3}, "rope_scaling llama3 with qk_norm"),
+        ({"rope_scaling": {**gguf_models.YARN, "truncate": False}}, "rope_scaling yarn with truncate false"),
+    ],
+)
+def test_what_llama_cpp_has_no_word_for_is_refused_by_name(changes, word, tokenizer, tmp_path):
+    folder = gguf_models.save(tokenizer, tmp_path, **changes)
+    with pytest.raises(UserError, match=f"step-00000001: GGUF cannot express this model\n  {word}"):
+        export_gguf(folder, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_base_model_and_no_template_go_out_too(tokenizer, tmp_path):
+    folder = gguf_models.save(tokenizer, tmp_path, chat=False, max_position_embeddings=3)
+    report = export_gguf(folder, out=tmp_path / "out")
+    assert [one.tokens for one in report.proof.compared] == [1, 2, 3]
+    assert report.proof.continuations == 0  # no room for one
+
+
+def test_the_same_checkpoint_gives_the_same_bytes(tokenizer, tmp_path):
+    folder = gguf_models.save(tokenizer, tmp_path)
+    shutil.copytree(folder, tmp_path / "elsewhere")
+    for source, out in ((folder, "first"), (tmp_path / "elsewhere", "second")):
+        export_gguf(source, quant="q8_0", out=tmp_path / out, limits=Limits(10, 10, 0))
+    first, second = (tmp_path / out / "model-q8_0.gguf" for out in ("first", "second"))
+    assert first.read_bytes() == second.read_bytes()
+
+
+@pytest.mark.slow
+def test_the_gate_as_it_is(tokenizer, tmp_path, monkeypatch):
+    monkeypatch.undo()  # of brief_gate
+    report = export_gguf(gguf_models.save(tokenizer, tmp_path, max_position_embeddings=300), out=tmp_path / "out")
+    proof = report.proof
+    assert (proof.texts, proof.unicode, proof.quality.positions, proof.continuations) == (10_000, "3.2.0", 2000, 8)
+    assert [one.tokens for one in proof.compared] == [1, 2, 7, 40, 300]
+    assert all(one.allowed == 1e-3 for one in proof.compared)

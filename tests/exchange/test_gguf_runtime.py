@@ -1,0 +1,79 @@
+import sys
+from pathlib import Path
+
+import gguf_models
+import numpy as np
+import pytest
+
+from modicum.exchange import export_gguf, gguf_runtime
+from modicum.exchange.gguf_runtime import ask
+from modicum.exchange.gguf_weights import file_tensors
+from modicum.exchange.gguf_writing import file_metadata, write_gguf
+from modicum.model import Decoder
+from modicum.model.reference import reference_logits
+from modicum.store import UserError
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer, tmp_path_factory):
+    """A file, its weights, and its config."""
+    file = tmp_path_factory.mktemp("runtime") / "model.gguf"
+    config = gguf_models.config(rope_scaling=gguf_models.YARN, num_key_value_heads=2)
+    weights = Decoder(config).state_dict()
+    write_gguf(file, config, file_metadata(config, tokenizer, "f32"), file_tensors(weights, config, "f32"))
+    return file, weights, config
+
+
+def test_its_logits_are_the_float64_references(model, ids):
+    file, weights, config = model
+    prompts = [ids(length, seed=length) for length in (1, 2, 5, 64)]
+    for prompt, found in zip(prompts, ask(file, prompts=prompts).logits, strict=True):
+        wanted = reference_logits(weights, config, prompt[None])[0]
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-3)
+
+
+def test_going_on_from_its_cache_is_what_a_whole_prompt_says(model, ids):
+    file, *_ = model
+    greedy = ask(file, begun=[ids(5)], steps=20).greedy[0]
+    logits = ask(file, prompts=[[*ids(5), *greedy]]).logits[0]
+    assert list(logits.argmax(-1)[4:-1]) == greedy
+
+
+def test_text_never_becomes_a_control_token(model, tokenizer):
+    file, *_ = model
+    texts = ["<|im_end|>", "a<|endoftext|>b", "<tool_call>", " <|pad|> "]
+    assert ask(file, texts=texts).ids == [tokenizer.encode(text) for text in texts]
+
+
+def test_a_crash_is_told_and_ends_only_the_child(model, tmp_path, monkeypatch):
+    (tmp_path / "child.py").write_text("import os, sys\nprint('GGML_ASSERT(x) failed', file=sys.stderr)\nos.abort()\n")
+    monkeypatch.setattr(gguf_runtime.gguf_child, "__file__", str(tmp_path / "child.py"))
+    with pytest.raises(UserError, match=r"model\.gguf: llama\.cpp crashed on it \(SIGABRT\)\n  GGML_ASSERT\(x\) f"):
+        ask(model[0])
+
+
+def test_a_file_that_takes_for_ever_is_refused(model, tmp_path, monkeypatch):
+    (tmp_path / "child.py").write_text("import time\ntime.sleep(60)\n")
+    monkeypatch.setattr(gguf_runtime.gguf_child, "__file__", str(tmp_path / "child.py"))
+    with pytest.raises(UserError, match=r"the name: llama\.cpp did not end within 0\.2 s"):
+        ask(model[0], name="the name", limit=0.2)
+
+
+def test_another_arrangement_of_its_settings_is_told(model, tmp_path, monkeypatch):
+    text = Path(gguf_runtime.gguf_child.__file__).read_text().replace("[512, 2048, 512]", "[512, 4096, 512]")
+    (tmp_path / "child.py").write_text(text)
+    monkeypatch.setattr(gguf_runtime.gguf_child, "__file__", str(tmp_path / "child.py"))
+    with pytest.raises(UserError, match=r"the settings of this llama\.cpp lie in places that are not known here"):
+        ask(model[0], prompts=[[1]])
+
+
+@pytest.mark.parametrize(("missing", "word"), [("gguf", "needs the gguf package"), ("xllamacpp", "xllamacpp is not")])
+def test_what_is_not_installed_is_told_with_the_pip_line(missing, word, tokenizer, tmp_path, monkeypatch):
+    folder = gguf_models.save(tokenizer, tmp_path)
+    if missing == "gguf":
+        monkeypatch.setitem(sys.modules, "gguf", None)
+    else:
+        monkeypatch.setattr(gguf_runtime, "find_spec", lambda _: None)
+    with pytest.raises(UserError, match=rf"{word}.*: pip install 'modicum\[gguf\]'"):
+        export_gguf(folder, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,122 @@
+import json
+from unicodedata import is_normalized, ucd_3_2_0
+
+import gguf_models
+import pytest
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+
+from modicum.exchange import export_gguf, import_checkpoint
+from modicum.exchange.gguf_texts import agreed_texts
+from modicum.exchange.gguf_vocabulary import vocabulary_metadata
+from modicum.store import UserError
+from modicum.tokenizer import PRETOKENIZER_PATTERN, load_tokenizer, sentencepiece_tokenizer
+
+TEXTS = ["It's 2024, and (the) model's 100% sure: don't wait. In 1999 he'd said 1,234,567 words\n\n  there"] * 40
+
+
+def _split(pattern):
+    return pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(tokenizers.Regex(pattern), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+
+
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
+GPT2 = pre_tokenizers.ByteLevel(add_prefix_space=False)
+CUTS = {
+    "qwen2": (_split(PRETOKENIZER_PATTERN), False),
+    "llama-bpe": (_split(LLAMA3), True),
+    "gpt-2": (GPT2, False),
+    "smollm": (pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), GPT2]), False),
+}
+
+
+@pytest.fixture
+def foreign_tokenizer(tmp_path):
+    """A function that trains a tokenizer elsewhere: 384 ids, `<|end|>` ends a text."""
+
+    def foreign_tokenizer(cut, *, whole=False, normalizer=None):
+        backend = tokenizers.Tokenizer(models.BPE(ignore_merges=whole))
+        backend.pre_tokenizer, backend.decoder = cut, decoders.ByteLevel()
+        if normalizer:
+            backend.normalizer = normalizer
+        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+        trainer = trainers.BpeTrainer(vocab_size=384, initial_alphabet=alphabet, special_tokens=["<|end|>"])
+        backend.train_from_iterator(TEXTS, trainer)
+        folder = tmp_path / "tokenizer"
+        folder.mkdir()
+        backend.save(str(folder / "tokenizer.json"))
+        (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|end|>"}))
+        return load_tokenizer(folder, missing="keep")
+
+    return foreign_tokenizer
+
+
+@pytest.mark.usefixtures("brief_gate")
+@pytest.mark.parametrize("name", CUTS)
+def test_a_known_way_of_cutting_goes_out_by_its_name_with_equal_ids(name, foreign_tokenizer, tmp_path):
+    cut, whole = CUTS[name]
+    folder = gguf_models.save(foreign_tokenizer(cut, whole=whole), tmp_path, chat=False)
+    report = export_gguf(folder, out=tmp_path / "out")
+    assert report.proof.texts == 200
+    import_checkpoint(tmp_path / "out" / "model-f32.gguf", dialect="gguf", out=tmp_path / "ours")
+    first, second = (json.loads((place / "tokenizer.json").read_text()) for place in (folder, tmp_path / "ours"))
+    assert first["model"] == second["model"]
+    assert vocabulary_metadata(load_tokenizer(tmp_path / "ours", missing="keep"), 384)["tokenizer.ggml.pre"] == name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CUTS)
+def test_ten_thousand_texts_have_equal_ids(name, foreign_tokenizer, tmp_path):
+    cut, whole = CUTS[name]
+    folder = gguf_models.save(foreign_tokenizer(cut, whole=whole), tmp_path, chat=False)
+    proof = export_gguf(folder, out=tmp_path / "out").proof
+    assert (proof.texts, proof.unicode) == (10_000, "3.2.0")
+    assert proof.quality.positions == 2000
+
+
+def test_a_way_of_cutting_that_has_no_name_is_refused(foreign_tokenizer, tmp_path):
+    folder = gguf_models.save(foreign_tokenizer(_split(r"\p{L}+|\P{L}+")), tmp_path, chat=False)
+    with pytest.raises(UserError, match=r"has no name for here \(pre-tokenizer Split \+ ByteLevel\); those .* qwen2"):
+        export_gguf(folder, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_normalizer_that_llama_cpp_lacks_is_refused(foreign_tokenizer):
+    tokenizer = foreign_tokenizer(CUTS["qwen2"][0], normalizer=normalizers.NFKC())
+    with pytest.raises(UserError, match=r"its tokenizer's normalizer \(NFKC\) has no counterpart"):
+        vocabulary_metadata(tokenizer, 384)
+
+
+@pytest.mark.usefixtures("brief_gate")
+def test_composing_is_left_to_whoever_writes_the_text(foreign_tokenizer, tmp_path):
+    folder = gguf_models.save(foreign_tokenizer(CUTS["qwen2"][0], normalizer=normalizers.NFC()), tmp_path, chat=False)
+    assert export_gguf(folder, out=tmp_path / "out").proof.texts == 200
+
+
+def test_a_sentencepiece_model_is_refused(sentencepiece_model, tmp_path):
+    (tmp_path / "tokenizer.model").write_bytes(sentencepiece_model)
+    with pytest.raises(UserError, match="a SentencePiece tokenizer"):
+        vocabulary_metadata(sentencepiece_tokenizer(tmp_path / "tokenizer.model"), 384)
+
+
+def test_the_texts_are_many_always_the_same_and_of_assigned_characters(tokenizer):
+    texts = agreed_texts(tokenizer)
+    assert len(texts) == 10_000
+    assert texts == agreed_texts(tokenizer)
+    assert len(set(texts)) > 9_000
+    drawn = texts[1000::4] + texts[1001::4]
+    kinds = {ucd_3_2_0.category(character)[0] for text in drawn for character in text}
+    assert kinds >= set("LMNPSZC")
+    assert any("<|im_end|>" in text for text in texts)
+
+
+def test_texts_are_composed_where_the_tokenizer_does_it(foreign_tokenizer):
+    composing = foreign_tokenizer(CUTS["qwen2"][0], normalizer=normalizers.NFC())
+    assert all(is_normalized("NFC", text) for text in agreed_texts(composing, 2000))
