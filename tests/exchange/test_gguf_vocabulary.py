@@ -1,12 +1,14 @@
 import json
+from dataclasses import replace
 from unicodedata import is_normalized, ucd_3_2_0
 
 import gguf_models
 import pytest
 import tokenizers
-from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from modicum.exchange import export_gguf, import_checkpoint
+from modicum.exchange.gguf_runtime import ask
 from modicum.exchange.gguf_texts import agreed_texts
 from modicum.exchange.gguf_vocabulary import vocabulary_metadata
 from modicum.store import UserError
@@ -41,7 +43,7 @@ CUTS = {
 def foreign_tokenizer(tmp_path):
     """A function that trains a tokenizer elsewhere: 384 ids, `<|end|>` ends a text."""
 
-    def foreign_tokenizer(cut, *, whole=False, normalizer=None):
+    def foreign_tokenizer(cut, *, whole=False, normalizer=None, around=None):
         backend = tokenizers.Tokenizer(models.BPE(ignore_merges=whole))
         backend.pre_tokenizer, backend.decoder = cut, decoders.ByteLevel()
         if normalizer:
@@ -49,6 +51,8 @@ def foreign_tokenizer(tmp_path):
         alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
         trainer = trainers.BpeTrainer(vocab_size=384, initial_alphabet=alphabet, special_tokens=["<|end|>"])
         backend.train_from_iterator(TEXTS, trainer)
+        if around:
+            backend.post_processor = processors.TemplateProcessing(single=around, special_tokens=[("<|end|>", 0)])
         folder = tmp_path / "tokenizer"
         folder.mkdir()
         backend.save(str(folder / "tokenizer.json"))
@@ -79,6 +83,25 @@ def test_ten_thousand_texts_have_equal_ids(name, foreign_tokenizer, tmp_path):
     proof = export_gguf(folder, out=tmp_path / "out").proof
     assert (proof.texts, proof.unicode) == (10_000, "3.2.0")
     assert proof.quality.positions == 2000
+
+
+@pytest.mark.usefixtures("brief_gate")
+@pytest.mark.parametrize(("around", "first", "last"), [("<|end|> $A", [0], []), ("<|end|> $A <|end|>", [0], [0])])
+def test_what_stands_around_a_text_stands_there_too(around, first, last, foreign_tokenizer, tmp_path):
+    tokenizer = foreign_tokenizer(GPT2, around=around)
+    export_gguf(gguf_models.save(tokenizer, tmp_path, chat=False), out=tmp_path / "out")
+    file = tmp_path / "out" / "model-f32.gguf"
+    assert ask(file, texts=["model"]).ids == [[*first, *tokenizer.encode("model"), *last]]
+    import_checkpoint(file, dialect="gguf", out=tmp_path / "ours")
+    roles = load_tokenizer(tmp_path / "ours", missing="keep").roles
+    assert (roles.opens, roles.closes) == ("<|end|>", "<|end|>" if last else None)
+
+
+def test_what_llama_cpp_cannot_put_around_a_text_is_refused(foreign_tokenizer):
+    tokenizer = foreign_tokenizer(GPT2)
+    tokenizer.roles = replace(tokenizer.roles, bos="a", opens="<|end|>")
+    with pytest.raises(UserError, match=r"its tokenizer puts <\|end\|> around a text; llama\.cpp can put a and"):
+        vocabulary_metadata(tokenizer, 384)
 
 
 def test_a_way_of_cutting_that_has_no_name_is_refused(foreign_tokenizer, tmp_path):

@@ -1,7 +1,7 @@
 """What a foreign config says the model is: one of ours in other words, or refused by name with the reason."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from modicum.dialects import core, cyberslm, slm
@@ -42,11 +42,14 @@ _REASONS = {
 @dataclass(frozen=True)
 class Described:
     """config: in the rotary layout of the weights as they lie. lacking: how our names of those weights end that it is
-    without, and that are zero here."""
+    without, and that are zero here. token_ids: which token begins and ends a text, where a dialect's config says so.
+    notes: what of it is not kept."""
 
     architecture: str
     config: ModelConfig
     lacking: tuple[str, ...] = ()
+    token_ids: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 def describe(values: Any, dialect: Dialect, origin: str) -> Described:
@@ -57,9 +60,20 @@ def describe(values: Any, dialect: Dialect, origin: str) -> Described:
         if dialect == "hf":
             return _hugging_face(values)
         architecture, read = _DIALECTS[dialect]
-        return Described(architecture, read(values))
+        config = read(values)
     except UserError as error:
         raise UserError(f"{origin}: {error}") from None
+    ids = {name: values[name] for name in ("bos_token_id", "eos_token_id") if values.get(name) is not None}
+    return Described(architecture, config, token_ids=ids, notes=_lost(values))
+
+
+def _lost(values: Mapping[str, Any]) -> tuple[str, ...]:
+    dropout = values.get("dropout")
+    if not dropout:
+        return ()
+    return (
+        f"dropout {dropout} of what attention and feed-forward give back is not kept: training here has none there",
+    )
 
 
 def _hugging_face(values: Mapping[str, Any]) -> Described:

@@ -4,8 +4,10 @@ Every tensor is accounted for; what is missing, left over or of the wrong shape 
 """
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,30 +25,56 @@ _TABLES = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 @dataclass(frozen=True)
 class Foreign:
     """config.rotary_layout is that of `weights`, which have our names and the type they were stored in; those of a
-    checkpoint with several types are float32. left_aside: what else lay in its file."""
+    checkpoint with several types are float32. left_aside: what else lay in its file. token_ids: which token begins and
+    ends a text, by its config; notes: what was done to it, and what of it is lost."""
 
     origin: Path
     architecture: str
     config: ModelConfig
     weights: dict[str, Tensor]
     left_aside: tuple[str, ...]
+    token_ids: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 def read_foreign(path: Path, dialect: Dialect) -> Foreign:
-    """The checkpoint at `path`, a file or a folder; its config in the file, or in a config.json beside it.
+    """The checkpoint at `path`, a file or a folder; its config in the file, or in a config.json beside it; where there
+    are both they must agree.
 
     Raises UserError, naming file and tensor, for whatever is not exactly such a model. Executes nothing.
     """
     stored = find_stored(path)
-    folder = path if path.is_dir() else path.parent
+    beside = (path if path.is_dir() else path.parent) / "config.json"
     if stored.config is not None and dialect != "hf":
         described = describe(stored.config, dialect, f"{stored.origin}: config")
-    elif (folder / "config.json").exists():
-        described = describe(read_json(folder / "config.json"), dialect, str(folder / "config.json"))
+        if beside.exists():
+            _check_beside(stored.config, read_json(beside), f"{stored.origin} and {beside}")
+    elif beside.exists():
+        described = describe(read_json(beside), dialect, str(beside))
     else:
         raise UserError(f"{stored.origin}: no config in it and no config.json beside it; put the model's config there")
     weights = read_weights(stored, described, dialect)
-    return Foreign(stored.origin, described.architecture, described.config, weights, stored.left_aside)
+    return Foreign(
+        stored.origin,
+        described.architecture,
+        described.config,
+        weights,
+        stored.left_aside,
+        described.token_ids,
+        (*stored.notes, *described.notes),
+    )
+
+
+def _check_beside(inside: Mapping[str, Any], beside: Mapping[str, Any], origins: str) -> None:
+    """Refuse two configs of one model that say different things of a key that both have."""
+    faults = [
+        f"{name}: {inside[name]!r} in the file of the weights, {beside[name]!r} in config.json"
+        for name in sorted(inside.keys() & beside.keys())
+        if inside[name] != beside[name]
+    ]
+    if faults:
+        heading = f"{origins}: two configs that disagree; correct one, or move config.json away"
+        raise UserError("\n".join([heading, *(f"  {fault}" for fault in faults)]))
 
 
 def read_weights(stored: Stored, described: Described, dialect: Dialect) -> dict[str, Tensor]:
@@ -67,6 +95,7 @@ def read_weights(stored: Stored, described: Described, dialect: Dialect) -> dict
         faults = [f"  {name}: holds NaN or infinity" for name in broken]
         raise UserError("\n".join([f"{stored.origin}: its weights are no numbers", *faults]))
     weights = {ours: tensors[theirs] for theirs, ours in names.items()}
+    _refuse_shared({name: tensors[name] for name in names}, stored.origin)
     if config.tie_word_embeddings and HEAD in tensors and not torch.equal(tensors[HEAD], weights[EMBEDDING]):
         raise UserError(
             f"{stored.origin}: {HEAD} differs from the embedding, but the config says that they are tied; it does not "
@@ -78,6 +107,25 @@ def read_weights(stored: Stored, described: Described, dialect: Dialect) -> dict
     (kind,) = {tensor.dtype for tensor in weights.values()}
     zeros = [name for name in shapes if name.endswith(described.lacking)]
     return weights | {name: torch.zeros(shapes[name], dtype=kind) for name in zeros}
+
+
+def _refuse_shared(tensors: Mapping[str, Tensor], origin: Path) -> None:
+    """Refuse weights that lie over one another in memory: tied where they come from, they would be free here."""
+    places = []
+    for name, tensor in tensors.items():
+        span = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+        places.append((tensor.data_ptr(), tensor.data_ptr() + span * tensor.itemsize, name))
+        if span < tensor.numel():
+            places.append(places[-1])
+    faults, (_, end, owner) = [], (0, 0, "")
+    for start, stop, name in sorted(places):
+        if start < end:
+            faults.append(f"{owner} and {name}" if owner != name else f"{name} and itself")
+        if stop > end:
+            end, owner = stop, name
+    if faults:
+        heading = f"{origin}: weights that share their memory; save each as a tensor of its own (tensor.clone())"
+        raise UserError("\n".join([heading, *(f"  {fault}" for fault in faults)]))
 
 
 def _check_claims(

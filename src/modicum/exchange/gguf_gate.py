@@ -17,7 +17,7 @@ from modicum.exchange.gguf_quality import Limits, Quality, own_texts, quality
 from modicum.exchange.gguf_readback import read_back
 from modicum.exchange.gguf_runtime import Answer, ask
 from modicum.exchange.gguf_texts import UNICODE, agreed_texts
-from modicum.exchange.gguf_vocabulary import pre_tokenizer_name, saved_tokenizer
+from modicum.exchange.gguf_vocabulary import pre_tokenizer_name, special_ids, spoken_ids
 from modicum.exchange.gguf_weights import Quant, file_tensors
 from modicum.exchange.gguf_writing import file_metadata
 from modicum.exchange.parity import Compared, Ids, Speaker, Truth, decoder_speaker, truth_of
@@ -105,14 +105,11 @@ def _check_vocabulary(answer: Answer, checkpoint: Checkpoint, name: str) -> None
     wanted = {
         "tokens": checkpoint.config.vocab_size,
         "context": checkpoint.config.max_position_embeddings,
-        "bos": tokenizer.bos_id,
-        "eos": tokenizer.eot_id,
-        "eot": tokenizer.end_of_turn_id,
-        "pad": tokenizer.pad_id,
-        "add_bos": False,
-        "add_eos": False,
+        **special_ids(tokenizer),
+        "add_bos": tokenizer.roles.opens is not None,
+        "add_eos": tokenizer.roles.closes is not None,
         "template": tokenizer.chat_template,
-        "pre": pre_tokenizer_name(saved_tokenizer(tokenizer)[0]),
+        "pre": pre_tokenizer_name(tokenizer.definition),
     }
     faults = [
         f"{part}: llama.cpp has {str(getattr(answer, part))[:80]}, the checkpoint {str(value)[:80]}"
@@ -127,7 +124,7 @@ def _check_vocabulary(answer: Answer, checkpoint: Checkpoint, name: str) -> None
 
 
 def _check_ids(answer: Answer, texts: list[str], checkpoint: Checkpoint, name: str) -> None:
-    wanted = checkpoint.tokenizer.encode_batch(texts)
+    wanted = spoken_ids(checkpoint.tokenizer, texts)
     differing = [(text, a, b) for text, a, b in zip(texts, answer.ids, wanted, strict=True) if a != b]
     if differing:
         text, found, ours = differing[0]

@@ -4,14 +4,14 @@ llama.cpp knows patterns by name alone. A tokenizer whose pattern has no name th
 would give other ids.
 """
 
-import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from modicum.store import UserError, write_json, write_text
 from modicum.tokenizer import PRETOKENIZER_PATTERN, Tokenizer, load_tokenizer
+from modicum.tokenizer.roles import Roles, post_processor_of
 from modicum.tokenizer.special import special_entry
 from modicum.tokenizer.vocabulary import is_byte_level, is_control
 
@@ -49,8 +49,9 @@ def vocabulary_metadata(tokenizer: Tokenizer, rows: int) -> dict[str, Value]:
 
     Raises UserError, naming it, for what llama.cpp has no word for.
     """
-    definition, settings = saved_tokenizer(tokenizer)
+    definition, roles = tokenizer.definition, tokenizer.roles
     name = pre_tokenizer_name(definition)
+    ids = special_ids(tokenizer)
     model = definition["model"]
     tokens, kinds = _tokens(definition, rows)
     found: dict[str, Value] = {
@@ -60,28 +61,38 @@ def vocabulary_metadata(tokenizer: Tokenizer, rows: int) -> dict[str, Value]:
         "tokenizer.ggml.token_type": kinds,
         "tokenizer.ggml.merges": [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]],
     }
-    # without one, llama.cpp takes token 11 for what stands before a text
-    found["tokenizer.ggml.bos_token_id"] = tokenizer.bos_id
-    found["tokenizer.ggml.eos_token_id"] = tokenizer.eot_id
-    found["tokenizer.ggml.eot_token_id"] = tokenizer.end_of_turn_id
-    found["tokenizer.ggml.padding_token_id"] = tokenizer.pad_id
-    found["tokenizer.ggml.add_bos_token"] = False
-    found["tokenizer.ggml.add_eos_token"] = False
-    if settings["unk_token"]:
-        found["tokenizer.ggml.unknown_token_id"] = model["vocab"][settings["unk_token"]]
+    for role, key in (("bos", "bos"), ("eos", "eos"), ("eot", "eot"), ("pad", "padding")):
+        found[f"tokenizer.ggml.{key}_token_id"] = ids[role]
+    found["tokenizer.ggml.add_bos_token"] = roles.opens is not None
+    found["tokenizer.ggml.add_eos_token"] = roles.closes is not None
+    if roles.unk:
+        found["tokenizer.ggml.unknown_token_id"] = model["vocab"][roles.unk]
     if tokenizer.chat_template:
         found["tokenizer.chat_template"] = tokenizer.chat_template
     return found
 
 
-def saved_tokenizer(tokenizer: Tokenizer) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What stands in the tokenizer.json and the tokenizer_config.json of a tokenizer."""
-    with tempfile.TemporaryDirectory(prefix="modicum-") as place:
-        tokenizer.save(Path(place))
-        definition, settings = (
-            json.loads((Path(place) / name).read_text("utf-8")) for name in ("tokenizer.json", "tokenizer_config.json")
+def special_ids(tokenizer: Tokenizer) -> dict[str, int]:
+    """The ids of bos, eos, eot and pad. Raises UserError for what llama.cpp would put around a text and we would not.
+
+    It takes token 11 for bos where none is named, so that without one eos stands there, which begins a text here.
+    """
+    roles, vocab = tokenizer.roles, tokenizer.definition["model"]["vocab"]
+    bos = roles.bos or roles.opens or roles.eos
+    if roles.opens not in (None, bos) or roles.closes not in (None, roles.eos):
+        around = " and ".join(token for token in (roles.opens, roles.closes) if token is not None)
+        raise UserError(
+            f"its tokenizer puts {around} around a text; llama.cpp can put bos {bos} and eos {roles.eos} there"
         )
-    return definition, settings
+    return {"bos": vocab[bos], "eos": tokenizer.eot_id, "eot": tokenizer.end_of_turn_id, "pad": tokenizer.pad_id}
+
+
+def spoken_ids(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+    """The ids of each text as a file of this tokenizer gives them, with what stands around it."""
+    ids, roles = special_ids(tokenizer), tokenizer.roles
+    before = [ids["bos"]] if roles.opens is not None else []
+    after = [ids["eos"]] if roles.closes is not None else []
+    return [[*before, *found, *after] for found in tokenizer.encode_batch(texts)]
 
 
 def pre_tokenizer_name(definition: Mapping[str, Any]) -> str:
@@ -117,7 +128,7 @@ def tokenizer_of(values: Mapping[str, Any], origin: str) -> Tokenizer:
         raise UserError(f"{origin}: {len(tokens):,} tokens with {len(kinds):,} kinds, or one token stands twice")
     pre_tokenizer, whole = _NAMES[name]
     pairs = [merge.split(" ") for merge in merges]
-    definition = {
+    definition: dict[str, Any] = {
         "version": "1.0",
         "added_tokens": [
             {**special_entry(token, number), "special": kinds[number] != USER_DEFINED}
@@ -140,9 +151,11 @@ def tokenizer_of(values: Mapping[str, Any], origin: str) -> Tokenizer:
             "merges": pairs,
         },
     }
+    roles = _roles(values, tokens, origin)
+    definition["post_processor"] = _around(values, roles, definition["model"]["vocab"])
     with tempfile.TemporaryDirectory(prefix="modicum-") as place:
         write_json(Path(place) / "tokenizer.json", definition)
-        write_json(Path(place) / "tokenizer_config.json", _roles(values, tokens, origin))
+        write_json(Path(place) / "tokenizer_config.json", roles)
         template = values.get("tokenizer.chat_template")
         if isinstance(template, str):
             write_text(Path(place) / "chat_template.jinja", template)
@@ -170,6 +183,14 @@ def _roles(values: Mapping[str, Any], tokens: list[str], origin: str) -> dict[st
     if ids["bos_token"] == ids["eos_token"]:
         del ids["bos_token"]
     return {role: tokens[number] for role, number in ids.items() if number is not None}
+
+
+def _around(values: Mapping[str, Any], roles: Mapping[str, str], vocab: Mapping[str, int]) -> dict[str, Any] | None:
+    """The post-processor for what the file puts around a text. llama.cpp's own rule for what is not said is no."""
+    eos = roles.get("eos_token")
+    opens = roles.get("bos_token", eos) if values.get("tokenizer.ggml.add_bos_token") is True else None
+    closes = eos if values.get("tokenizer.ggml.add_eos_token") is True else None
+    return post_processor_of(Roles(eos="", pad="", opens=opens, closes=closes), vocab)
 
 
 def _is_id(number: Any, tokens: int) -> bool:

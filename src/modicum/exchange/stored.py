@@ -5,7 +5,7 @@ safetensors, torch files, and folders of either, in one file or in shards with a
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ _USUAL = (
     "pytorch_model.bin.index.json",
     "model.pt",
 )
+_WRAPPINGS = ("_orig_mod.", "module.")
 _SAFE_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -38,7 +39,8 @@ class Claim:
 
 @dataclass(frozen=True)
 class Stored:
-    """Weights as they lie: `origin` is their file or folder, `size` its bytes, `config` what lies in the file."""
+    """Weights as they lie: `origin` is their file or folder, `size` its bytes, `config` what lies in the file; notes:
+    what was done to their names."""
 
     origin: Path
     size: int
@@ -46,10 +48,16 @@ class Stored:
     read: Callable[[], dict[str, Tensor]]
     config: Any = None
     left_aside: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = field(default=())
 
 
 def find_stored(path: Path) -> Stored:
-    """The weights at `path`: a file, or a folder with one set of them. Raises UserError, naming what is wrong."""
+    """The weights at `path`: a file, or a folder with one set of them; without the prefix of a compiled or a wrapped
+    module. Raises UserError, naming what is wrong."""
+    return _unwrapped(_found(path))
+
+
+def _found(path: Path) -> Stored:
     if path.is_file():
         return _one_file(path)
     if not path.is_dir():
@@ -64,6 +72,21 @@ def find_stored(path: Path) -> Stored:
             f"{path}: has {several if found else 'no file of weights (.safetensors, .pt, .pth or .bin)'}; name the file"
         )
     return _one_file(found[0])
+
+
+def _unwrapped(stored: Stored) -> Stored:
+    """Without what torch.compile or DistributedDataParallel puts before every name, where every name has it."""
+    prefix, names = "", list(stored.claims)
+    while names and (more := next((w for w in _WRAPPINGS if all(n.startswith(prefix + w) for n in names)), None)):
+        prefix += more
+    if not prefix:
+        return stored
+
+    def plain(named: Mapping[str, Any]) -> dict[str, Any]:
+        return {name.removeprefix(prefix): value for name, value in named.items()}
+
+    note = f"every name began with {prefix}, as a compiled or wrapped module's do; it was taken off"
+    return replace(stored, claims=plain(stored.claims), read=lambda: plain(stored.read()), notes=(*stored.notes, note))
 
 
 def read_json(file: Path) -> dict[str, Any]:
