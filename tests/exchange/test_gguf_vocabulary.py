@@ -100,7 +100,7 @@ def test_what_stands_around_a_text_stands_there_too(around, first, last, foreign
 def test_what_llama_cpp_cannot_put_around_a_text_is_refused(foreign_tokenizer):
     tokenizer = foreign_tokenizer(GPT2)
     tokenizer.roles = replace(tokenizer.roles, bos="a", opens="<|end|>")
-    with pytest.raises(UserError, match=r"its tokenizer puts <\|end\|> around a text; llama\.cpp can put a and"):
+    with pytest.raises(UserError, match=r"puts <\|end\|> around a text; llama\.cpp can put bos a and"):
         vocabulary_metadata(tokenizer, 384)
 
 
