@@ -33,11 +33,17 @@ def test_a_model_goes_out_and_comes_in_again(checkpoint, tmp_path):
     out = modicum("export", checkpoint, "--to", "cyberslm", "--out", tmp_path / "theirs")
     assert out.returncode == 0, out.stderr
     assert "prompt     difference   allowed  largest logit" in out.stdout
+    assert "no tokenizer.model: the checkpoint has none" in out.stdout
     assert f"written: {tmp_path / 'theirs'}" in out.stdout
+    file = tmp_path / "theirs" / "model.pt"
+    content = torch.load(file, weights_only=True)
+    state = {f"_orig_mod.{name}": weight for name, weight in content["model_state"].items()}
+    torch.save({**content, "model_state": state}, file)
     back = modicum("import", tmp_path / "theirs" / "model.pt", "--dialect", "cyberslm", "--out", tmp_path / "ours")
     assert back.returncode == 0, back.stderr
     assert "CyberSLM from" in back.stdout
     assert "40 tokens" in back.stdout
+    assert "every name began with _orig_mod." in back.stdout
     first, second = load_checkpoint(checkpoint).weights, load_checkpoint(tmp_path / "ours").weights
     assert all(torch.equal(first[name], second[name]) for name in first)
 

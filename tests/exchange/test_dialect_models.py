@@ -1,4 +1,4 @@
-"""From a dialect's live model to a checkpoint: what its users train with `modicum.dialects` is what the import reads."""
+"""From a dialect's live model to a checkpoint: what users train with `modicum.dialects` is what the import reads."""
 
 from dataclasses import asdict
 

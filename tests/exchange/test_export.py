@@ -10,7 +10,8 @@ from safetensors.torch import load_file
 from modicum.checkpoint import load_checkpoint, save_checkpoint
 from modicum.exchange import export_checkpoint, exporting, import_checkpoint
 from modicum.model import Decoder, ModelConfig
-from modicum.store import UserError
+from modicum.store import UserError, hash_file
+from modicum.store.manifest import read_manifest
 
 SIZES = {
     "vocab_size": 384, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 80,
@@ -40,10 +41,48 @@ def test_what_was_imported_leaves_as_it_came_bit_for_bit(changes, foreign, tmp_p
     found = torch.load(tmp_path / "theirs" / "model.pt", weights_only=True)
     assert found["model_state"].keys() == weights.keys()
     assert all(torch.equal(found["model_state"][name], weight) for name, weight in weights.items())
-    assert found["config"] == torch.load(path, weights_only=True)["config"]
+    assert found["config"] == {**torch.load(path, weights_only=True)["config"], "pad_token_id": 0}
     assert json.loads((tmp_path / "theirs" / "config.json").read_text()) == found["config"]
     assert report.tensors == len(weights)
     assert [one.tokens for one in report.compared] == [1, 2, 7, 40]
+
+
+def test_the_sentencepiece_model_goes_with_a_checkpoint_that_has_it_and_with_no_other(
+    foreign, sentencepiece_model, checkpoint, tmp_path
+):
+    path, _ = foreign("cyberslm")
+    import_checkpoint(path, dialect="cyberslm", out=tmp_path / "ours")
+    assert read_manifest(tmp_path / "ours")["tokenizer.model"] == hash_file(path.parent / "tokenizer.model")
+    report = export_checkpoint(tmp_path / "ours", out=tmp_path / "theirs")
+    assert (tmp_path / "theirs" / "tokenizer.model").read_bytes() == sentencepiece_model
+    assert report.notes == ()
+    import_checkpoint(tmp_path / "theirs", dialect="cyberslm", out=tmp_path / "again")
+    files = sorted(file.name for file in (tmp_path / "ours").iterdir())
+    assert files == sorted(file.name for file in (tmp_path / "again").iterdir())
+    assert all((tmp_path / "ours" / name).read_bytes() == (tmp_path / "again" / name).read_bytes() for name in files)
+
+    other = checkpoint()
+    (other / "tokenizer.model").write_bytes(sentencepiece_model)  # of another model: no manifest names it
+    report = export_checkpoint(other, out=tmp_path / "without")
+    assert not (tmp_path / "without" / "tokenizer.model").exists()
+    assert report.notes == ("no tokenizer.model: the checkpoint has none; its ids are those of tokenizer.json",)
+
+
+def test_a_damaged_sentencepiece_model_does_not_go_out(foreign, tmp_path):
+    path, _ = foreign("cyberslm")
+    import_checkpoint(path, dialect="cyberslm", out=tmp_path / "ours")
+    (tmp_path / "ours" / "tokenizer.model").write_bytes(b"another")
+    with pytest.raises(UserError, match=r"tokenizer\.model: damaged"):
+        export_checkpoint(tmp_path / "ours", out=tmp_path / "theirs")
+
+
+def test_a_template_that_went_out_comes_back(checkpoint, tmp_path):
+    folder = checkpoint()
+    export_checkpoint(folder, out=tmp_path / "theirs")
+    import_checkpoint(tmp_path / "theirs", dialect="cyberslm", out=tmp_path / "again")
+    first, second = (load_checkpoint(place).tokenizer for place in (folder, tmp_path / "again"))
+    assert second.chat_template == first.chat_template
+    assert (second.hash, second.end_of_turn_id) == (first.hash, first.end_of_turn_id)
 
 
 def test_what_was_exported_says_in_its_own_words_what_the_checkpoint_says(checkpoint, ids, tmp_path):

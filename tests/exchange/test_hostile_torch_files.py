@@ -17,6 +17,7 @@ import torch
 from hostile_files import archive, mapping, tensor
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 
 from modicum.exchange import import_checkpoint
 from modicum.exchange.torch_file import read_torch_file
@@ -173,6 +174,40 @@ def test_tensors_that_share_one_small_storage_do_not_become_a_large_model(foreig
     claims = {name: tensor(weight.shape, [0] * weight.dim(), elements=4) for name, weight in weights.items()}
     archive(path, mapping(claims))
     assert "its tensors share their memory" in refused(path)
+
+
+@pytest.mark.parametrize("way", ["one tensor", "a part", "spread"])
+def test_weights_that_share_their_memory_are_refused_by_name_however_large_the_file_is(way, foreign, refused):
+    q, k = "layers.1.attn.q_proj.weight", "layers.1.attn.k_proj.weight"
+
+    def content(weights, values):
+        if way == "one tensor":
+            weights[k] = weights[q]
+        elif way == "a part":
+            both = torch.randn(49, 48)
+            weights[q], weights[k] = both[:48], both[1:]
+        else:
+            weights[k] = torch.randn(48, 1).expand(48, 48)
+        return {"model_state": weights, "config": values, "optimizer": torch.zeros(10**6)}
+
+    path, _ = foreign("core", content=content)
+    message = refused(path)
+    assert "model.pt: weights that share their memory; save each as a tensor of its own" in message
+    wanted = {"one tensor": f"{k} and {q}", "a part": f"{q} and {k}", "spread": f"{k} and itself"}
+    assert message.splitlines()[1:] == [f"  {wanted[way]}"]
+
+
+def test_weights_that_are_parts_of_one_buffer_share_nothing(foreign, tmp_path):
+    def content(weights, values):
+        buffer = torch.cat([weight.flatten() for weight in weights.values()])
+        parts = buffer.split([weight.numel() for weight in weights.values()])
+        views = {name: part.view(weights[name].shape) for name, part in zip(weights, parts, strict=True)}
+        return {"model_state": views, "config": values}
+
+    path, weights = foreign("core", content=content)
+    import_checkpoint(path, dialect="core", out=tmp_path / "out")
+    written = load_file(tmp_path / "out" / "model.safetensors")
+    assert torch.equal(written["model.norm.weight"], weights["norm.weight"])
 
 
 def test_a_claim_that_the_file_does_not_hold_is_refused_when_it_is_read(foreign, refused):

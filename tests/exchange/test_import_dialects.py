@@ -76,6 +76,94 @@ def test_cyberslm_gets_its_chat_format(foreign, sentencepiece_model, tmp_path):
     assert theirs.apply_chat_template(talk, return_dict=True)["input_ids"] == rendered.ids
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"eos_token_id": 7}, ["  eos_token_id 7 in the config, 3 in {}"]),
+        ({"bos_token_id": 5}, ["  bos_token_id 5 in the config, 2 in {}"]),
+        (
+            {"bos_token_id": 3, "eos_token_id": 2},
+            ["  bos_token_id 3 in the config, 2 in {}", "  eos_token_id 2 in the config, 3 in {}"],
+        ),
+        ({"bos_token_id": None, "eos_token_id": None, "pad_token_id": 9}, []),
+    ],
+)
+def test_a_config_whose_texts_begin_or_end_with_another_token_is_refused(changes, said, foreign, tmp_path):
+    path, _ = foreign("cyberslm", content=lambda w, values: {"model_state": w, "config": {**values, **changes}})
+    if not said:
+        import_checkpoint(path, dialect="cyberslm", out=tmp_path / "out")
+        return
+    with pytest.raises(UserError, match="its config and its tokenizer disagree") as error:
+        import_checkpoint(path, dialect="cyberslm", out=tmp_path / "out")
+    assert str(error.value).splitlines()[1:] == [line.format(path.parent / "tokenizer.model") for line in said]
+    assert not (tmp_path / "out").exists()
+
+
+def test_cyberslm_keeps_a_chat_format_that_lies_beside_it(foreign, tmp_path):
+    path, _ = foreign("cyberslm")
+    template = "{% for m in messages %}{{ m.content | trim }}{{ eos_token }}{% endfor %}"
+    path.with_name("chat_template.jinja").write_text(template)
+    import_checkpoint(path, dialect="cyberslm", out=tmp_path / "out")
+    assert load_checkpoint(tmp_path / "out").tokenizer.chat_template == template
+
+
+@pytest.mark.parametrize(("dialect", "kept"), [("cyberslm", 0.0), ("core", 0.25)])
+def test_dropout_that_is_not_kept_is_reported(dialect, kept, foreign, tmp_path):
+    path, _ = foreign(dialect, content=lambda w, values: {"model_state": w, "config": {**values, "dropout": 0.25}})
+    report = import_checkpoint(path, dialect=dialect, out=tmp_path / "out")
+    (note,) = report.notes
+    assert note.startswith("dropout 0.25 of what attention and feed-forward give back is not kept")
+    assert load_checkpoint(tmp_path / "out").config.attention_dropout == kept
+    assert report.to_dict()["notes"] == report.notes
+
+
+def test_a_model_without_dropout_has_nothing_to_report(foreign, tmp_path):
+    path, _ = foreign("core")
+    assert import_checkpoint(path, dialect="core", out=tmp_path / "out").notes == ()
+
+
+@pytest.mark.parametrize("prefix", ["_orig_mod.", "module.", "module._orig_mod.", "_orig_mod.module."])
+def test_the_prefix_of_a_compiled_or_wrapped_module_is_taken_off_and_reported(prefix, foreign, tmp_path):
+    def content(weights, values):
+        return {"model_state": {f"{prefix}{name}": weight for name, weight in weights.items()}, "config": values}
+
+    path, weights = foreign("core", content=content)
+    report = import_checkpoint(path, dialect="core", out=tmp_path / "out")
+    (note,) = report.notes
+    assert note.startswith(f"every name began with {prefix},")
+    written = load_file(tmp_path / "out" / "model.safetensors")
+    assert torch.equal(written["model.embed_tokens.weight"], weights["embedding.weight"])
+    assert len(written) == len(weights)
+
+
+def test_a_prefix_that_not_every_name_has_is_a_fault_of_those_that_have_it(foreign, tmp_path):
+    def content(weights, values):
+        first = next(iter(weights))
+        named = {f"_orig_mod.{name}" if name != first else name: weight for name, weight in weights.items()}
+        return {"model_state": named, "config": values}
+
+    path, _ = foreign("core", content=content)
+    with pytest.raises(UserError, match=r"_orig_mod\.norm\.weight: left over"):
+        import_checkpoint(path, dialect="core", out=tmp_path / "out")
+
+
+@DIALECTS
+def test_two_configs_that_disagree_are_refused_with_the_keys(dialect, foreign, tmp_path):
+    path, _ = foreign(dialect)
+    values = foreign_models.config(dialect, 384)
+    first, *_, last = values
+    other = {**values, first: 1, last: "another", "of its own": 3}
+    path.with_name("config.json").write_text(json.dumps(other))
+    with pytest.raises(UserError, match="two configs that disagree") as error:
+        import_checkpoint(path, dialect=dialect, out=tmp_path / "out")
+    assert str(error.value).splitlines()[1:] == [
+        f"  {name}: {values[name]!r} in the file of the weights, {other[name]!r} in config.json"
+        for name in sorted((first, last))
+    ]
+    path.with_name("config.json").write_text(json.dumps(values))
+    import_checkpoint(path, dialect=dialect, out=tmp_path / "out")
+
+
 @pytest.mark.parametrize("form", ["bare", "safetensors", "folder", "parameters", "more in the file"])
 def test_every_form_of_a_checkpoint_is_read(form, foreign, tmp_path):
     def content(weights, values):

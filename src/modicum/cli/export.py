@@ -71,7 +71,7 @@ def export(
     from modicum.cli.parity_table import parity_lines
 
     print(f"{checkpoint} for {report.to}: {report.parameters:,} parameters in {report.tensors} tensors")
-    print("\n".join(parity_lines(report.compared)))
+    print("\n".join([*(f"  {note}" for note in report.notes), *parity_lines(report.compared)]))
     print(f"written: {out}")
 
 

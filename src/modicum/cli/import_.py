@@ -53,5 +53,5 @@ def import_(
     print(f"  {report.tokenizer_ids:,} ids from {report.tokenizer}, {report.vocabulary:,} rows in the embedding")
     if report.left_aside:
         print(f"  not read from its file: {', '.join(report.left_aside)}")
-    print("\n".join(parity_lines(report.compared)))
+    print("\n".join([*(f"  {note}" for note in report.notes), *parity_lines(report.compared)]))
     print(f"written: {out}")

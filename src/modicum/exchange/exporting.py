@@ -10,26 +10,29 @@ import torch
 from modicum.checkpoint import Checkpoint, load_checkpoint
 from modicum.dialects import cyberslm
 from modicum.exchange.foreign import read_foreign
-from modicum.exchange.importing import refuse_taken
+from modicum.exchange.importing import SENTENCEPIECE, refuse_taken
 from modicum.exchange.layouts import relaid
 from modicum.exchange.names import foreign_names
 from modicum.exchange.parity import Compared, decoder_speaker, prove, truth_of
 from modicum.exchange.torch_file import write_torch_file
 from modicum.model import ModelConfig
 from modicum.store import UserError, atomic_directory, write_json
+from modicum.store.atomic import write_bytes
+from modicum.store.manifest import read_manifest
 
 Target = Literal["cyberslm"]
 
 
 @dataclass(frozen=True)
 class ExportReport:
-    """What was written, and how closely the file, read back, says what the checkpoint says."""
+    """What was written, and how closely the file, read back, says what the checkpoint says. notes: what it lacks."""
 
     out: Path
     to: str
     parameters: int
     tensors: int
     compared: tuple[Compared, ...]
+    notes: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain JSON data."""
@@ -39,7 +42,8 @@ class ExportReport:
 def export_checkpoint(
     checkpoint: Path, *, to: Target = "cyberslm", out: Path, progress: Callable[[str], None] = lambda _: None
 ) -> ExportReport:
-    """Write a checkpoint as the folder `out` with model.pt, config.json and the tokenizer's files.
+    """Write a checkpoint as the folder `out` with model.pt, config.json and the tokenizer's files; among them the
+    tokenizer.model that it was imported with, where the checkpoint has it still: training writes others without.
 
     model.pt: {"model_state", "config"}, readable as weights alone; a tied head is not repeated in it.
     Raises UserError, and writes nothing, when the dialect has no word for a part of the model, when the file read back
@@ -57,9 +61,13 @@ def export_checkpoint(
         write_torch_file(unfinished / "model.pt", {"model_state": state, "config": values})
         write_json(unfinished / "config.json", values)
         loaded.tokenizer.save(unfinished)
+        kept = SENTENCEPIECE in read_manifest(checkpoint)  # so it was proven on import, and is as it was
+        if kept:
+            write_bytes(unfinished / SENTENCEPIECE, (checkpoint / SENTENCEPIECE).read_bytes())
         progress("reading it back and comparing its logits with the checkpoint's")
         compared = _read_back(unfinished, loaded, out)
-    return ExportReport(out, to, config.parameter_count(), len(state), compared)
+    lacking = () if kept else (f"no {SENTENCEPIECE}: the checkpoint has none; its ids are those of tokenizer.json",)
+    return ExportReport(out, to, config.parameter_count(), len(state), compared, lacking)
 
 
 def _read_back(folder: Path, source: Checkpoint, out: Path) -> tuple[Compared, ...]:
@@ -93,6 +101,7 @@ def _cyberslm_config(checkpoint: Checkpoint, path: Path) -> dict[str, Any]:
             tie_weights=config.tie_word_embeddings,
             bias=config.attention_bias,
             attn_dropout=config.attention_dropout,
+            pad_token_id=tokenizer.pad_id,
             bos_token_id=tokenizer.bos_id,
             eos_token_id=tokenizer.eot_id,
         )

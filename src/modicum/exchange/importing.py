@@ -16,14 +16,18 @@ from modicum.exchange.names import Dialect
 from modicum.exchange.parity import Compared, decoder_speaker, prove, truth_of
 from modicum.exchange.stored import read_json
 from modicum.store import UserError, atomic_directory, write_json, write_manifest
+from modicum.store.atomic import write_bytes
 from modicum.tokenizer import CYBERSLM_TEMPLATE, Tokenizer, load_tokenizer, sentencepiece_tokenizer
 from modicum.tokenizer.load import template_in
+
+SENTENCEPIECE = "tokenizer.model"
 
 
 @dataclass(frozen=True)
 class ImportReport:
     """What was imported, and how closely it says what its source says. tensors: how many were written; dtype: as what;
-    vocabulary: rows of the embedding; tokenizer: its file, with so many ids; left_aside: parts of the file not read."""
+    vocabulary: rows of the embedding; tokenizer: its file, with so many ids; left_aside: parts of the file not read;
+    notes: what of the source is not kept, or was done to it."""
 
     out: Path
     architecture: str
@@ -36,6 +40,7 @@ class ImportReport:
     tokenizer_ids: int
     compared: tuple[Compared, ...]
     left_aside: tuple[str, ...]
+    notes: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain JSON data."""
@@ -76,6 +81,8 @@ def import_checkpoint(
         chat = spoken.end_of_turn_id in stops or (not stops and spoken.chat_template is not None)
         write_model(unfinished, config=config, weights=weights, tokenizer=spoken, chat=chat)
         _keep_stop_ids(unfinished, stops)
+        if file.suffix == ".model":  # for who exports the model again; nothing here reads it
+            write_bytes(unfinished / SENTENCEPIECE, file.read_bytes())
         written = load_checkpoint(unfinished, verify=False)
         write_manifest(unfinished)
     return _report(foreign, out, file, spoken, compared, written.config.qk_norm)
@@ -87,6 +94,7 @@ def _read(path: Path, dialect: Dialect, tokenizer: Path | None) -> tuple[Foreign
     folder = path if path.is_dir() else path.parent
     file = _tokenizer_file(folder, dialect, tokenizer)
     spoken = _read_tokenizer(file, dialect)
+    _check_token_ids(foreign, spoken, file)
     return foreign, file, spoken, _stop_ids(folder, dialect, spoken)
 
 
@@ -126,10 +134,27 @@ def _tokenizer_file(folder: Path, dialect: Dialect, given: Path | None) -> Path:
 
 
 def _read_tokenizer(file: Path, dialect: Dialect) -> Tokenizer:
-    template = CYBERSLM_TEMPLATE if dialect == "cyberslm" else template_in(file.parent)
+    template = template_in(file.parent)
+    if template is None and dialect == "cyberslm":
+        template = CYBERSLM_TEMPLATE
     if file.suffix == ".model":
         return sentencepiece_tokenizer(file, template=template)
     return load_tokenizer(file, template=template, missing="keep")
+
+
+def _check_token_ids(foreign: Foreign, tokenizer: Tokenizer, file: Path) -> None:
+    """Refuse a config that has another token begin or end a text than the tokenizer does."""
+    named = tokenizer.roles.bos
+    begins = {tokenizer.bos_id, tokenizer.definition["model"]["vocab"][named] if named else tokenizer.bos_id}
+    allowed = {"bos_token_id": sorted(begins), "eos_token_id": [tokenizer.eot_id]}
+    faults = [
+        f"{name} {number} in the config, {' or '.join(map(str, allowed[name]))} in {file}"
+        for name, number in foreign.token_ids.items()
+        if number not in allowed[name]
+    ]
+    if faults:
+        heading = f"{foreign.origin}: its config and its tokenizer disagree; correct one, or name the right tokenizer"
+        raise UserError("\n".join([heading, *(f"  {fault}" for fault in faults)]))
 
 
 def _stop_ids(folder: Path, dialect: Dialect, tokenizer: Tokenizer) -> list[int]:
@@ -169,4 +194,5 @@ def _report(
         tokenizer_ids=tokenizer.vocab_size,
         compared=compared,
         left_aside=foreign.left_aside,
+        notes=foreign.notes,
     )
