@@ -1,3 +1,4 @@
+import io
 import json
 from dataclasses import replace
 from unicodedata import is_normalized, ucd_3_2_0
@@ -5,9 +6,11 @@ from unicodedata import is_normalized, ucd_3_2_0
 import gguf_models
 import pytest
 import tokenizers
+from sentencepiece import SentencePieceTrainer
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from modicum.exchange import export_gguf, import_checkpoint
+from modicum.exchange.gguf_pieces import pieces_definition
 from modicum.exchange.gguf_runtime import ask
 from modicum.exchange.gguf_texts import agreed_texts
 from modicum.exchange.gguf_vocabulary import vocabulary_metadata
@@ -123,10 +126,52 @@ def test_composing_is_left_to_whoever_writes_the_text(foreign_tokenizer, tmp_pat
     assert export_gguf(folder, out=tmp_path / "out").proof.texts == 200
 
 
-def test_a_sentencepiece_model_is_refused(sentencepiece_model, tmp_path):
-    (tmp_path / "tokenizer.model").write_bytes(sentencepiece_model)
-    with pytest.raises(UserError, match="a SentencePiece tokenizer"):
-        vocabulary_metadata(sentencepiece_tokenizer(tmp_path / "tokenizer.model"), 384)
+@pytest.fixture
+def pieces(tmp_path):
+    """A function that trains a SentencePiece tokenizer that leaves texts as they are but for what is given."""
+
+    def pieces(**given):
+        model = io.BytesIO()
+        settings = {"normalization_rule_name": "identity", "remove_extra_whitespaces": False, **given}
+        SentencePieceTrainer.train(
+            sentence_iterator=iter(TEXTS), model_writer=model, vocab_size=320, model_type="bpe", byte_fallback=True,
+            pad_id=0, unk_id=1, bos_id=2, eos_id=3, minloglevel=2, hard_vocab_limit=False, **settings,
+        )  # fmt: skip
+        (tmp_path / "tokenizer.model").write_bytes(model.getvalue())
+        return sentencepiece_tokenizer(tmp_path / "tokenizer.model")
+
+    return pieces
+
+
+@pytest.mark.usefixtures("brief_gate")
+@pytest.mark.parametrize("prefix", [True, False])
+def test_a_sentencepiece_model_goes_out_with_scores_and_comes_back(prefix, pieces, tmp_path):
+    tokenizer = pieces(add_dummy_prefix=prefix)
+    folder = gguf_models.save(tokenizer, tmp_path, chat=False)
+    export_gguf(folder, out=tmp_path / "out")
+    file = tmp_path / "out" / "model-f32.gguf"
+    assert ask(file, texts=["  a model"]).ids == [[2, *tokenizer.encode("  a model")]]  # <s> begins its texts
+    import_checkpoint(file, dialect="gguf", out=tmp_path / "ours")
+    found = load_tokenizer(tmp_path / "ours", missing="keep")
+    assert found.definition["model"]["merges"] == tokenizer.definition["model"]["merges"]
+    assert found.roles == tokenizer.roles
+    texts = agreed_texts(tokenizer, 500)
+    assert found.encode_batch(texts) == tokenizer.encode_batch(texts)
+    export_gguf(tmp_path / "ours", out=tmp_path / "again")
+    assert (tmp_path / "again" / "model-f32.gguf").read_bytes() == file.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("given", "word"),
+    [
+        ({"normalization_rule_name": "nmt_nfkc"}, r"changes texts before it cuts them \(NFC, Precompiled, Replace\)"),
+        ({"remove_extra_whitespaces": True}, r"changes texts before it cuts them \(Replace\)"),
+        ({"user_defined_symbols": ["model"]}, "keeps words whole"),
+    ],
+)
+def test_a_sentencepiece_model_that_does_more_is_refused(given, word, pieces):
+    with pytest.raises(UserError, match=word):
+        vocabulary_metadata(pieces(**given), 384)
 
 
 def test_the_texts_are_many_always_the_same_and_of_assigned_characters(tokenizer):
@@ -143,3 +188,16 @@ def test_the_texts_are_many_always_the_same_and_of_assigned_characters(tokenizer
 def test_texts_are_composed_where_the_tokenizer_does_it(foreign_tokenizer):
     composing = foreign_tokenizer(CUTS["qwen2"][0], normalizer=normalizers.NFC())
     assert all(is_normalized("NFC", text) for text in agreed_texts(composing, 2000))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "scores", "word"),
+    [
+        (["a", "b"], [0.0], "x: 2 tokens with 1 scores"),
+        (["a", "b" * 600], [0.0, 0.0], "x: a piece has 600 characters"),
+    ],
+)
+def test_pieces_that_cannot_be_are_refused(tokens, scores, word):
+    vocab = {token: number for number, token in enumerate(tokens)}
+    with pytest.raises(UserError, match=word):
+        pieces_definition(vocab, [True] * len(tokens), scores, True, "x")

@@ -135,12 +135,18 @@ def _scaling(values: Mapping[str, Any]) -> tuple[dict[str, Any] | None, list[str
         return None, [f"rope.scaling of type {kind}: {str({**given, **wrong})[:200]} is not known here"]
     found: dict[str, Any] = {"rope_type": kind, **{_SCALING[key]: value for key, value in given.items()}}
     if isinstance(share, int | float):
-        found["attention_factor"] = float(str(np.float32(share * usual_sharpness(found["factor"]))))
+        found["attention_factor"] = _sharpness(float(share), usual_sharpness(found["factor"]))
     if kind == "yarn":
         found = {
             key: value for key, value in found.items() if (key, value) not in (("beta_fast", 32), ("beta_slow", 1))
         }
     return found, []
+
+
+def _sharpness(share: float, usual: float) -> float:
+    """The shortest decimal of which a file would give this share of the usual sharpness."""
+    tried = (float(f"{share * usual:.{digits}g}") for digits in range(1, 18))
+    return next((found for found in tried if np.float32(found / usual) == np.float32(share)), share * usual)
 
 
 def _with_factors(file: GgufFile, config: ModelConfig) -> ModelConfig:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from modicum.exchange.gguf_pieces import BYTE_PIECE, PIECES_NAME, check_pieces, has_prefix, pieces_definition, scores
 from modicum.store import UserError, write_json, write_text
 from modicum.tokenizer import PRETOKENIZER_PATTERN, Tokenizer, load_tokenizer
 from modicum.tokenizer.roles import Roles, post_processor_of
@@ -19,7 +20,7 @@ Value = bool | int | float | str | list[str] | list[int] | list[float]
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 _BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-_LISTS = {"tokenizer.ggml.tokens": str, "tokenizer.ggml.token_type": int, "tokenizer.ggml.merges": str}
+_LISTS = {"tokens": str, "token_type": int}
 _ROLES = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding", "unk_token": "unknown"}
 _LLAMA3 = PRETOKENIZER_PATTERN.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
 
@@ -55,12 +56,18 @@ def vocabulary_metadata(tokenizer: Tokenizer, rows: int) -> dict[str, Value]:
     model = definition["model"]
     tokens, kinds = _tokens(definition, rows)
     found: dict[str, Value] = {
-        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.model": "gpt2" if is_byte_level(definition) else "llama",
         "tokenizer.ggml.pre": name,
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.token_type": kinds,
-        "tokenizer.ggml.merges": [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]],
     }
+    if is_byte_level(definition):
+        found["tokenizer.ggml.merges"] = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
+    else:
+        if model.get("unk_token"):
+            kinds[model["vocab"][model["unk_token"]]] = UNKNOWN
+        found["tokenizer.ggml.scores"] = scores(model["merges"], tokens)
+        found["tokenizer.ggml.add_space_prefix"] = has_prefix(definition)
     for role, key in (("bos", "bos"), ("eos", "eos"), ("eot", "eot"), ("pad", "padding")):
         found[f"tokenizer.ggml.{key}_token_id"] = ids[role]
     found["tokenizer.ggml.add_bos_token"] = roles.opens is not None
@@ -98,7 +105,8 @@ def spoken_ids(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
 def pre_tokenizer_name(definition: Mapping[str, Any]) -> str:
     """What llama.cpp calls the way in which a tokenizer cuts a text. Raises UserError for one that it does not know."""
     if not is_byte_level(definition):
-        raise UserError("a SentencePiece tokenizer (pieces with byte fallback) cannot be written as GGUF")
+        check_pieces(definition)
+        return PIECES_NAME
     normalizer = definition.get("normalizer")
     if normalizer is not None and normalizer.get("type") != "NFC":
         raise UserError(f"its tokenizer's normalizer ({normalizer.get('type')}) has no counterpart in llama.cpp")
@@ -114,43 +122,33 @@ def pre_tokenizer_name(definition: Mapping[str, Any]) -> str:
 
 
 def tokenizer_of(values: Mapping[str, Any], origin: str) -> Tokenizer:
-    """The tokenizer of a file's keys. Raises UserError, `origin` in front, for one that is not byte-level BPE."""
-    tokens, kinds, merges = (_listed(values, key, kind, origin) for key, kind in _LISTS.items())
-    kind, name = values.get("tokenizer.ggml.model"), values.get("tokenizer.ggml.pre")
-    if kind != "gpt2" or name not in _NAMES:
+    """The tokenizer of a file's keys. Raises UserError, `origin` in front, for one that is of no known kind."""
+    tokens, kinds = (_listed(values, f"tokenizer.ggml.{key}", kind, origin) for key, kind in _LISTS.items())
+    model, name = values.get("tokenizer.ggml.model"), values.get("tokenizer.ggml.pre")
+    if model != "llama" and (model != "gpt2" or name not in _NAMES):
         raise UserError(
-            f"{origin}: a tokenizer of model {str(kind)[:40]!r}, pre-tokenizer {str(name)[:40]!r}; gpt2 with one of "
-            f"{', '.join(_NAMES)} is read. Name the model's own tokenizer.json or tokenizer.model with --tokenizer"
+            f"{origin}: a tokenizer of model {str(model)[:40]!r}, pre-tokenizer {str(name)[:40]!r}; llama is read, and "
+            f"gpt2 with {', '.join(_NAMES)}. Name the model's own tokenizer.json or tokenizer.model with --tokenizer"
         )
-    if len(kinds) != len(tokens) or len({t for t, k in zip(tokens, kinds, strict=True) if k != UNUSED}) < sum(
-        k != UNUSED for k in kinds
-    ):
+    used = {token: number for number, token in enumerate(tokens) if number < len(kinds) and kinds[number] != UNUSED}
+    if len(kinds) != len(tokens) or len(used) != sum(kind != UNUSED for kind in kinds):
         raise UserError(f"{origin}: {len(tokens):,} tokens with {len(kinds):,} kinds, or one token stands twice")
-    pre_tokenizer, whole = _NAMES[name]
-    pairs = [merge.split(" ") for merge in merges]
-    definition: dict[str, Any] = {
-        "version": "1.0",
-        "added_tokens": [
-            {**special_entry(token, number), "special": kinds[number] != USER_DEFINED}
-            for number, token in enumerate(tokens)
-            if kinds[number] in (CONTROL, UNKNOWN, USER_DEFINED)
-        ],
-        "normalizer": None,
-        "pre_tokenizer": pre_tokenizer,
-        "decoder": {**_BYTE_LEVEL, "add_prefix_space": True, "use_regex": True},
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": whole,
-            "vocab": {token: number for number, token in enumerate(tokens) if kinds[number] != UNUSED},
-            "merges": pairs,
-        },
-    }
+    added = [
+        {**special_entry(token, number), "special": kinds[number] != USER_DEFINED}
+        for token, number in used.items()
+        if kinds[number] in (CONTROL, UNKNOWN, USER_DEFINED)
+    ]
+    if model == "llama":
+        given = _listed(values, "tokenizer.ggml.scores", float, origin)
+        prefix = values.get("tokenizer.ggml.add_space_prefix", True) is True
+        definition = pieces_definition(used, [kind == NORMAL for kind in kinds], given, prefix, origin)
+        unknown = [token for token, number in used.items() if kinds[number] == UNKNOWN]
+        definition["model"]["unk_token"] = unknown[0] if unknown else None
+    else:
+        merges = _listed(values, "tokenizer.ggml.merges", str, origin)
+        pre_tokenizer, whole = _NAMES[str(name)]
+        definition = _byte_level_definition(used, merges, pre_tokenizer, whole)
+    definition["added_tokens"] = added
     roles = _roles(values, tokens, origin)
     definition["post_processor"] = _around(values, roles, definition["model"]["vocab"])
     with tempfile.TemporaryDirectory(prefix="modicum-") as place:
@@ -165,6 +163,29 @@ def tokenizer_of(values: Mapping[str, Any], origin: str) -> Tokenizer:
             raise UserError(
                 str(error).replace(str(Path(place) / "tokenizer.json"), f"{origin}: its tokenizer")
             ) from None
+
+
+def _byte_level_definition(
+    vocab: Mapping[str, int], merges: Sequence[str], pre_tokenizer: Mapping[str, Any], whole: bool
+) -> dict[str, Any]:
+    return {
+        "version": "1.0",
+        "normalizer": None,
+        "pre_tokenizer": pre_tokenizer,
+        "decoder": {**_BYTE_LEVEL, "add_prefix_space": True, "use_regex": True},
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": whole,
+            "vocab": vocab,
+            "merges": [merge.split(" ") for merge in merges],
+        },
+    }
 
 
 def _listed(values: Mapping[str, Any], key: str, kind: type, origin: str) -> list[Any]:
@@ -202,8 +223,15 @@ def _tokens(definition: Mapping[str, Any], rows: int) -> tuple[list[str], list[i
     texts = {number: token for token, number in definition["model"]["vocab"].items()}
     added = {entry["id"]: CONTROL if is_control(entry) else USER_DEFINED for entry in definition["added_tokens"]}
     tokens = [texts.get(number, f"[PAD{number}]") for number in range(rows)]
-    kinds = [added.get(number, NORMAL) if number in texts else UNUSED for number in range(rows)]
+    pieces = not is_byte_level(definition)
+    kinds = [_kind(texts.get(number), added.get(number), pieces) for number in range(rows)]
     return tokens, kinds
+
+
+def _kind(text: str | None, added: int | None, pieces: bool) -> int:
+    if text is None:
+        return UNUSED
+    return added or (BYTE if pieces and BYTE_PIECE.fullmatch(text) else NORMAL)
 
 
 def _plain(part: Any) -> Any:
