@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -46,6 +47,24 @@ def test_only_what_is_cut_off_leaves_the_cache(own_cache, library):
     (own_cache / "ab" / "header.h.gch").write_bytes(b"any")
     assert mend_cache()
     assert sorted(file.name for file in (own_cache / "ab").iterdir()) == ["header.h.gch", "whole.so"]
+
+
+def test_what_another_process_is_writing_stays_until_it_has_ended(own_cache, library):
+    part = own_cache / "ab" / "part.so"
+    script = (
+        "import sys, time; f = open(sys.argv[1], 'wb'); f.write(b'half'); f.flush(); print(flush=True); time.sleep(60)"
+    )
+    linker = subprocess.Popen([sys.executable, "-c", script, str(part)], stdout=subprocess.PIPE)
+    linker.stdout.readline()
+    assert not mend_cache()
+    assert part.exists()
+    linker.kill()
+    linker.wait()
+    linker.stdout.close()
+    if not Path("/proc/self/fd").is_dir():
+        os.utime(part, (0, 0))  # there only its age tells
+    assert mend_cache()
+    assert not part.exists()
 
 
 def test_precompiled_headers_go_when_no_library_is_at_fault(own_cache, library):

@@ -37,8 +37,8 @@ def kill_when(process, ready):
     while process.poll() is None and not ready():
         time.sleep(0.005)
     process.kill()
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
+    _, errors = process.communicate()
+    assert process.returncode == -signal.SIGKILL, f"it ended by itself:\n{errors.decode()}"
 
 
 def steps_logged(out):

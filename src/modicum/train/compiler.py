@@ -4,11 +4,15 @@ The compiler's cache holds a library as soon as the linker opens it. A process t
 cut, leaves a part of one, which every later process would take for whole.
 """
 
+import os
 import struct
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
+
+_JUST_WRITTEN_SECONDS = 5.0
 
 
 def compile_errors() -> tuple[type[Exception], ...]:
@@ -37,6 +41,7 @@ def compiler_fault(device: str) -> str | None:
 def mend_cache(*, headers: bool = False) -> bool:
     """Delete from the compiler's cache what is cut off, and forget what was compiled; whether anything was deleted.
 
+    What another process has open is being written, by a run beside this one, and stays.
     headers: where nothing is found, delete the precompiled headers, which do not show whether they are whole; they are
     made again in seconds.
     """
@@ -46,6 +51,8 @@ def mend_cache(*, headers: bool = False) -> bool:
     broken = cut_off(file for root in roots for kind in ("*.so", "*.o") for file in root.rglob(kind))
     if headers and not broken:
         broken = [file for root in roots for file in root.rglob("*.gch")]
+    written = being_written(broken)
+    broken = [file for file in broken if file not in written]
     for file in broken:
         file.unlink(missing_ok=True)
     if broken:
@@ -63,6 +70,25 @@ def _cause(error: Exception) -> str:
 def cut_off(files: Iterable[Path]) -> list[Path]:
     """Those of the libraries and objects that end before their own table of sections, which linkers write last."""
     return [file for file in files if not _is_whole(file)]
+
+
+def being_written(files: Sequence[Path]) -> set[Path]:
+    """Those that some process has open; where the system does not say (macOS), those that changed a moment ago."""
+    if not files:
+        return set()
+    processes = Path("/proc")
+    if not (processes / "self" / "fd").is_dir():
+        now = time.time()
+        return {file for file in files if file.exists() and now - file.stat().st_mtime < _JUST_WRITTEN_SECONDS}
+    wanted = {str(file.resolve()): file for file in files}
+    found = set()
+    for folder in processes.glob("[0-9]*/fd"):
+        try:
+            opened = {os.readlink(entry) for entry in os.scandir(folder)}
+        except OSError:
+            continue  # it has ended, or it is another user's, who has a cache of his own
+        found |= {wanted[name] for name in opened & wanted.keys()}
+    return found
 
 
 def _is_whole(file: Path) -> bool:
