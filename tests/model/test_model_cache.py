@@ -145,6 +145,9 @@ def test_reordered_rows_go_on_as_the_rows_they_came_from(tiny, lively, some_ids)
         torch.testing.assert_close(after, model(ids, attention_mask=keep)[order, 12:], rtol=0, atol=1e-5)
     with pytest.raises(ValueError, match="expected 3 row numbers"):
         cache.reorder(torch.tensor([0]))
+    for mask in (torch.tensor([True, False, True]), torch.tensor([1, 0, 1], dtype=torch.uint8)):
+        with pytest.raises(ValueError, match=r"expected row numbers, \(rows,\) int32 or int64, not \(3,\) torch"):
+            cache.reorder(mask)
 
 
 def test_a_full_cache_says_so_and_stays_as_it_was(tiny, lively, some_ids):

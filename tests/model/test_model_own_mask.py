@@ -142,6 +142,30 @@ def test_what_does_not_broadcast_is_refused_with_the_shape_that_would():
         split_mask(torch.ones(3, 1, 1, 9, dtype=torch.long), **sizes)
 
 
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ([0.0, torch.nan, -torch.inf, 0.0], "holds NaN or \\+inf; -inf hides"),
+        ([0.0, torch.inf, 0.0, 0.0], "holds NaN or \\+inf; -inf hides"),
+        ([1.0, 1.0, 0.0, 0.0], r"only 0 and 1, but floats are added to the scores; mask.bool\(\) if 1 keeps"),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_floats_that_cannot_be_meant_as_something_to_add_are_refused(values, words, dtype):
+    sizes = {"batch": 1, "heads": 4, "length": 4, "past": 0}
+    with pytest.raises(ValueError, match=words):
+        split_mask(torch.tensor(values, dtype=dtype), **sizes)
+
+
+def test_floats_of_zero_alone_or_of_more_than_zero_and_one_are_added():
+    sizes = {"batch": 1, "heads": 4, "length": 4, "past": 0}
+    for values in ([0.0] * 4, [1.0] * 4, [0.0, 1.0, 0.5, 0.0], [0.0, 1.0, -torch.inf, 0.0]):
+        own, added = split_mask(torch.tensor(values), **sizes)
+        assert own.flatten()[:4].tolist() == [value > -torch.inf for value in values]
+        assert added.flatten()[:4].tolist() == [max(value, 0.0) for value in values]
+    split_mask(torch.zeros(2, 1, 0, 0), batch=2, heads=4, length=0, past=0)  # nothing to look at
+
+
 def test_a_mask_of_ones_changes_nothing_against_no_mask():
     part, x = attention(), inputs()
     plan = make_plan(RotaryEmbedding(CONFIG), x, Visibility(0, 7))

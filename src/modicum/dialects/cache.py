@@ -5,6 +5,7 @@ from collections.abc import Hashable, Iterable
 import torch
 from torch import Tensor
 
+from modicum.model.cache import check_rows
 from modicum.store import UserError
 
 Pair = tuple[Tensor, Tensor]
@@ -62,10 +63,11 @@ class KVCache:
         self._held = {layer: (k[:, :, :length], v[:, :, :length]) for layer, (k, v) in self._held.items()}
 
     def reorder(self, index: Tensor) -> None:
-        """Row i becomes what row index[i] was, (rows,) int64. Rows may repeat, as in beam search.
+        """Row i becomes what row index[i] was, (rows,) int32 or int64. Rows may repeat, as in beam search.
 
         A growing cache takes more or fewer rows than it has; ValueError where the memory is reserved.
         """
+        check_rows(index)
         for layer, pair in self._held.items():
             if layer in self._reserved and len(index) != len(pair[0]):
                 raise ValueError(f"expected {len(pair[0])} row numbers, as memory is reserved, not {len(index)}")

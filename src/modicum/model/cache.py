@@ -8,6 +8,12 @@ from modicum.model.mask import Visibility
 from modicum.store import UserError
 
 
+def check_rows(index: Tensor) -> None:
+    """ValueError for what is no list of row numbers: a bool or uint8 tensor would be taken for a mask of the rows."""
+    if index.dtype not in (torch.int32, torch.int64) or index.dim() != 1:
+        raise ValueError(f"expected row numbers, (rows,) int32 or int64, not {tuple(index.shape)} {index.dtype}")
+
+
 class KVCache:
     """Room for `capacity` tokens of `batch` rows in every layer.
 
@@ -47,7 +53,8 @@ class KVCache:
         self.length = length
 
     def reorder(self, index: Tensor) -> None:
-        """Row i becomes what row index[i] was; `index` (batch,) int64. Rows may repeat, as in beam search."""
+        """Row i becomes what row index[i] was; `index` (batch,) int32 or int64. Rows may repeat, as in beam search."""
+        check_rows(index)
         if index.shape != (self.batch,):
             raise ValueError(f"expected {self.batch} row numbers, not a tensor of shape {tuple(index.shape)}")
         for layer in (*self.keys, *self.values):

@@ -67,6 +67,7 @@ def split_mask(mask: Tensor, *, batch: int, heads: int, length: int, past: int) 
     A bool mask is true where a key is seen. Any other is added to the scores, and what is at or below half of float16's
     lowest number hides: that takes in -inf, every dtype's lowest number and -1e9, and leaves no weight in any dtype.
     ValueError for a shape that does not broadcast, and for whole numbers, of which nobody can tell which they mean.
+    Outside of compiled code also for NaN and +inf, and for floats of which some are 0, some 1 and none anything else.
     """
     wanted = (batch, heads, length, past + length)
     if mask.dtype != torch.bool and not mask.dtype.is_floating_point:
@@ -82,8 +83,21 @@ def split_mask(mask: Tensor, *, batch: int, heads: int, length: int, past: int) 
     whole = mask.view(shape).expand(-1, -1, length, past + length)
     if mask.dtype == torch.bool:
         return whole, None
+    if not torch.compiler.is_compiling() and not mask.is_meta:
+        _check_added(mask.detach())
     own = whole > torch.finfo(torch.float16).min / 2
     return own, whole.masked_fill(~own, 0.0)
+
+
+def _check_added(mask: Tensor) -> None:
+    """ValueError for what cannot be meant as something to add to the scores."""
+    if not bool((mask < torch.inf).all()):  # NaN is below nothing
+        raise ValueError("attention_mask is added to the scores, and this one holds NaN or +inf; -inf hides")
+    zero = mask == 0
+    if bool((zero | (mask == 1)).all()) and bool(zero.any()) and not bool(zero.all()):
+        raise ValueError(
+            "attention_mask holds only 0 and 1, but floats are added to the scores; mask.bool() if 1 keeps"
+        )
 
 
 def open_blind_rows(allowed: Tensor, added: Tensor | None = None) -> tuple[Tensor, Tensor]:
