@@ -214,3 +214,42 @@ def test_cyberslm_refuses_a_cache_of_other_rows():
     _, _, present = block(some_hidden(2, 5), use_cache=True)
     with pytest.raises(ValueError, match="the cache holds keys of shape"):
         block(some_hidden(3, 1), kv_cache=present)
+
+
+@both_memories
+@pytest.mark.parametrize("order", [torch.tensor([True, False]), torch.tensor([1, 0], dtype=torch.uint8), torch.ones(2)])
+def test_only_row_numbers_reorder(model, capacity, order):
+    """PyTorch takes bool and uint8 for a mask of the rows."""
+    cache = slm.KVCache(capacity=capacity)
+    step(model, some_ids(2, 5), cache)
+    before = [part.clone() for pair in cache.tensors() for part in pair]
+    with pytest.raises(ValueError, match=r"expected row numbers, \(rows,\) int32 or int64, not \(2,\) torch"):
+        cache.reorder(order)
+    after = [part for pair in cache.tensors() for part in pair]
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(after, before, strict=True))
+    cache.reorder(torch.tensor([1, 0], dtype=torch.int32))
+    assert torch.equal(cache.tensors()[0][0], before[0][[1, 0]])
+
+
+def test_cyberslm_layers_without_a_pair_hold_nothing_yet():
+    model, ids = lively(whole("cyberslm")), some_ids(2, 9)
+    logits, cache = model(ids, kv_cache=[None, None], use_cache=True)
+    close(logits, model(ids))
+    assert [pair[0].shape[2] for pair in cache] == [9, 9]
+    empty = tuple(torch.zeros(2, 3, 0, 8) for _ in range(2))
+    close(model(ids, kv_cache=[empty, None]), model(ids))
+
+
+def test_cyberslm_names_the_pairs_that_are_too_few_or_not_alike():
+    model, ids = lively(whole("cyberslm")), some_ids(2, 9)
+    _, (first, second) = model(ids, use_cache=True)
+    for pairs, count in (([], 0), ([first], 1), ([first, second, second], 3)):
+        with pytest.raises(ValueError, match=f"kv_cache has {count} pairs for 2 layers"):
+            model(ids, kv_cache=pairs)
+    shorter = tuple(part[:, :, :4] for part in second)
+    flat = tuple(part.flatten(1, 2) for part in second)
+    for pairs in ([first, shorter], [first, None], [first, (second[0], shorter[1])], [flat, flat], [first, flat]):
+        with pytest.raises(ValueError, match=r"must be of one shape, \(rows, heads, tokens, head_dim\), not \[\(2, "):
+            model(ids, kv_cache=pairs)
+    with pytest.raises(ValueError, match="must be of one shape"):
+        model.layers[0](some_hidden(2, 1), kv_cache=(first[0], shorter[1]))

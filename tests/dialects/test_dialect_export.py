@@ -45,3 +45,15 @@ def test_onnx_agrees_with_torch_at_four_shapes_and_with_an_empty_past(dialect, p
     for shape in SHAPES:
         agree(lambda inputs: exported(*inputs), case.module, case.inputs(*shape))
         agree(run, case.module, case.inputs(*shape))
+
+
+def test_what_looks_at_the_values_of_masks_and_positions_stays_out_of_compiled_code():
+    """In one graph nothing can wait for a value."""
+    x, keep = some_hidden(2, 5), torch.ones(2, 5, dtype=torch.bool)
+    keep[0, :2] = False
+    added, places = torch.zeros(2, 1, 1, 5).masked_fill(~keep[:, None, None], -1e9), torch.arange(5)[None]
+    present = tuple(torch.zeros(2, 3, 0, 8) for _ in range(2))
+    for dialect, inputs in (("slm", (places, added)), ("cyberslm", (keep.float(), False, present))):
+        made = lively(block(dialect))
+        compiled = torch.compile(made, backend="eager", fullgraph=True)
+        torch.testing.assert_close(compiled(x, *inputs)[0], made(x, *inputs)[0])

@@ -74,9 +74,15 @@ def test_slm_calls_are_those_of_its_scripts():
 def test_core_calls_are_those_of_its_scripts():
     assert list(arguments(core.TransformerBlock))[:1] == ["config"]
     assert arguments(core.TransformerBlock.forward) == {"x": NONE, "cache": None}
-    assert arguments(core.RMSNorm) == {"dim": NONE, "eps": NONE}
+    assert arguments(core.RMSNorm) == {"dim": NONE, "eps": 1e-5}
     assert arguments(core.RotaryEmbedding) == {"head_dim": NONE, "theta": 10_000.0}
-    assert arguments(core.RotaryEmbedding.get_cos_sin) == {"seq_len": NONE, "device": NONE, "dtype": NONE}
+    assert arguments(core.RotaryEmbedding.get_cos_sin) == {
+        "seq_len": NONE,
+        "device": None,
+        "dtype": torch.float32,
+    }
+    assert core.RMSNorm(24).eps == core.ModelConfig().norm_eps
+    assert all(part.dtype == torch.float32 for part in core.RotaryEmbedding(8).get_cos_sin(5))
     assert isinstance(inspect.getattr_static(core.RotaryEmbedding, "apply_rope"), staticmethod)
     made = block("core")
     assert [name for name, _ in made.named_children()] == ["attn_norm", "ffn_norm", "attn", "mlp"]
@@ -126,7 +132,7 @@ def test_validate_names_every_violated_constraint_at_once():
         norm_eps=0,
         dropout=1.0,
         bias=None,
-        eos_token_id=40_000,
+        eos_token_id=-1,
     )
     with pytest.raises(ValueError, match="not valid") as caught:
         wrong.validate()

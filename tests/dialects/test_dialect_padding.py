@@ -5,6 +5,7 @@ import torch
 from dialect_models import config, lively, some_hidden, some_ids, whole
 
 from modicum.dialects import cyberslm, slm
+from modicum.store import UserError
 
 LENGTHS = (12, 7, 3)
 
@@ -153,11 +154,42 @@ def test_masks_that_fit_not_are_refused():
         block(some_hidden(2, 9), torch.ones(2, 4))
     with pytest.raises(ValueError, match="1 for keep and 0 for pad; this one holds other numbers"):
         block(some_hidden(2, 9), torch.zeros(2, 9).masked_fill(torch.arange(9) < 3, -torch.inf))
+    for other in (torch.full((2, 9), 2), torch.tensor([[-10_000] * 3 + [0] * 6] * 2), torch.full((2, 9), torch.nan)):
+        with pytest.raises(ValueError, match="1 for keep and 0 for pad; this one holds other numbers"):
+            block(some_hidden(2, 9), other)
+    with pytest.raises(ValueError, match="this one is 0 throughout, as one that is added to the scores"):
+        block(some_hidden(2, 9), torch.zeros(2, 9))
     model = lively(whole("slm"))
     with pytest.raises(ValueError, match=r"position_ids \(2, 4\) do not fit an input of \(2, 9\)"):
         model(some_ids(2, 9), torch.zeros(2, 4, dtype=torch.long))
     with pytest.raises(ValueError, match="does not broadcast"):
         model(some_ids(2, 9), None, torch.ones(2, 9, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.long, torch.uint8, torch.float32, torch.float16])
+def test_cyberslm_takes_ones_and_zeros_of_any_dtype(dtype):
+    block, keep = lively(cyberslm.DecoderBlock(config("cyberslm"))), torch.ones(2, 9, dtype=torch.bool)
+    keep[1, :3] = False
+    x = some_hidden(2, 9)
+    assert torch.equal(block(x, keep.to(dtype))[0], block(x, keep)[0])
+    if not dtype.is_floating_point:
+        block(x, torch.zeros(2, 9, dtype=dtype))  # a batch of nothing but padding
+
+
+def test_slm_positions_are_whole_numbers_below_the_models_limit():
+    model = lively(whole("slm"))
+    block, x, places = model.layers[0], some_hidden(1, 5), torch.arange(123, 128)[None]
+    called = (lambda where: model(some_ids(1, 5), where), lambda where: block(x, where))
+    for call in called:
+        call(places)
+        call(places.int())
+        call(places - 124)  # a running count has -1 at padding before the first token
+        with pytest.raises(ValueError, match=r"position_ids count tokens in int64 or int32, not torch\.float32"):
+            call(places / 2)
+        with pytest.raises(
+            UserError, match="position 128 is beyond the model's 128 positions, of which the first is 0"
+        ):
+            call(places + 1)
 
 
 @pytest.mark.parametrize("kind", ["bool", "added"])

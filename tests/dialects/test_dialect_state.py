@@ -5,6 +5,8 @@ import torch
 from dialect_models import DIALECTS, block, lively, some_ids, whole
 
 from modicum.dialects import core, cyberslm
+from modicum.model.attention import Attention
+from modicum.model.mlp import FeedForward
 from modicum.store import UserError
 
 NAMES = {
@@ -70,6 +72,20 @@ def test_missing_added_and_wrong_shaped_weights_are_refused_together_and_nothing
         assert line in text
     assert len(text.splitlines()) == 6
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+
+
+@both
+@pytest.mark.parametrize("kind", [Attention, FeedForward])
+def test_parts_of_a_block_alone_are_as_strict(dialect, kind):
+    [part] = [part for part in lively(block(dialect)).children() if isinstance(part, kind)]
+    state = {name: weight.clone() for name, weight in part.state_dict().items()}
+    name = next(iter(state))
+    with pytest.raises(
+        UserError, match=rf"(?s)nothing was loaded:.*{name}: missing.*qkv.weight: not part of this model"
+    ):
+        part.load_state_dict({"qkv.weight": torch.zeros(1), **{n: w + 1 for n, w in state.items() if n != name}})
+    assert all(torch.equal(weight, state[key]) for key, weight in part.state_dict().items())
+    part.load_state_dict(state)
 
 
 @both

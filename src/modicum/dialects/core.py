@@ -12,9 +12,19 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout
 
 from modicum.dialects.cache import KVCache, Pair
-from modicum.dialects.parts import StrictModule, WholeModel, alias, check_length, read_config, rename, shared_rope
+from modicum.dialects.parts import (
+    STD,
+    StrictModule,
+    WholeModel,
+    alias,
+    check_length,
+    interleaved_settings,
+    read_config,
+    rename,
+    shared_rope,
+)
 from modicum.model import ModelConfig as Settings
-from modicum.model import RMSNorm
+from modicum.model import RMSNorm as Norm
 from modicum.model.attention import Attention
 from modicum.model.config import feed_forward_width
 from modicum.model.frequencies import rotary_frequencies
@@ -25,6 +35,7 @@ from modicum.model.mlp import FeedForward
 from modicum.model.plan import AttentionPlan, make_plan
 from modicum.model.rotary import RotaryEmbedding as Rotary
 from modicum.model.rotary import rotate, spread
+from modicum.model.values import is_whole, shown
 from modicum.store import UserError
 
 __all__ = [
@@ -39,8 +50,6 @@ __all__ = [
     "config_from_dict",
     "model_config",
 ]
-
-_STD = 0.02
 
 
 @dataclass
@@ -69,10 +78,10 @@ def model_config(config: ModelConfig) -> Settings:
 
     ValueError where n_head does not divide n_embd or leaves an odd head size, UserError for every other fault.
     """
-    if config.n_head < 1 or config.n_embd % config.n_head:
-        raise ValueError(f"n_embd {config.n_embd} is not divisible by n_head {config.n_head}")
+    if not is_whole(config.n_embd) or not is_whole(config.n_head) or config.n_embd % config.n_head:
+        raise ValueError(f"n_embd {shown(config.n_embd)} is not divisible by n_head {shown(config.n_head)}")
     _check_even(config.n_embd // config.n_head)
-    return Settings(
+    return interleaved_settings(
         vocab_size=config.vocab_size,
         hidden_size=config.n_embd,
         num_hidden_layers=config.n_layer,
@@ -81,12 +90,9 @@ def model_config(config: ModelConfig) -> Settings:
         max_position_embeddings=config.block_size,
         rope_theta=config.rope_theta,
         rms_norm_eps=config.norm_eps,
-        attention_bias=config.bias,
-        mlp_bias=config.bias,
         tie_word_embeddings=config.tie_weights,
         attention_dropout=config.dropout,
-        initializer_range=_STD,
-        rotary_layout="interleaved",
+        bias=config.bias,
     )
 
 
@@ -98,7 +104,7 @@ def config_from_dict(values: Mapping[str, Any]) -> ModelConfig:
     config = read_config(ModelConfig, values, {"dropout", "ffn_dim_multiplier", "multiple_of", "tie_weights"})
     try:
         model_config(config)
-    except (ValueError, TypeError) as error:  # the second from arithmetic on what is no number
+    except ValueError as error:
         raise UserError(f"the config is not that of a core ModelConfig: {error}") from None
     return config
 
@@ -106,6 +112,13 @@ def config_from_dict(values: Mapping[str, Any]) -> ModelConfig:
 def _check_even(head_dim: int) -> None:
     if head_dim < 2 or head_dim % 2:
         raise ValueError(f"head_dim must be even and at least 2, not {head_dim}: rotary embedding turns pairs")
+
+
+class RMSNorm(Norm):
+    """x / rms(x) with a gain, in fp32 whatever the dtype is."""
+
+    def __init__(self, dim: int, eps: float = 1e-5) -> None:
+        super().__init__(dim, eps)
 
 
 class RotaryEmbedding(Rotary):
@@ -128,8 +141,14 @@ class RotaryEmbedding(Rotary):
         self.inv_freq = exact.to(self.inv_freq.device)
         return self
 
-    def get_cos_sin(self, seq_len: int, device: torch.device | str, dtype: torch.dtype) -> Pair:
-        """cos and sin of each pair at positions 0..seq_len-1: two (1, 1, seq_len, head_dim/2) of `dtype`."""
+    def get_cos_sin(
+        self, seq_len: int, device: torch.device | str | None = None, dtype: torch.dtype = torch.float32
+    ) -> Pair:
+        """cos and sin of each pair at positions 0..seq_len-1: two (1, 1, seq_len, head_dim/2) of `dtype`.
+
+        device: that of inv_freq where None.
+        """
+        device = self.inv_freq.device if device is None else device
         positions = torch.arange(seq_len, device=device, dtype=torch.float32)
         angles = (positions[:, None] * self.inv_freq.to(device))[None, None]
         return angles.cos().to(dtype), angles.sin().to(dtype)
@@ -145,7 +164,7 @@ class RotaryEmbedding(Rotary):
         return self.apply_rope(q, cos, sin), self.apply_rope(k, cos, sin)
 
 
-class CausalSelfAttention(Attention):
+class CausalSelfAttention(StrictModule, Attention):
     """Projections q_proj, k_proj, v_proj, out_proj, their rows in interleaved pairs."""
 
     o_proj = alias("out_proj")
@@ -157,7 +176,7 @@ class CausalSelfAttention(Attention):
         self.layer_idx = layer_idx
         self.rope = shared_rope(rope or RotaryEmbedding(settings.head_dim, config.rope_theta), settings)
         self.residual_dropout = config.dropout
-        init_weights(self, std=_STD, layers=config.n_layer)
+        init_weights(self, std=STD, layers=config.n_layer)
 
     def forward(  # type: ignore[override]  # the dialect's call
         self, x: Tensor, cache: KVCache | None = None, *, plan: AttentionPlan | None = None
@@ -181,13 +200,13 @@ class _Part:
         return self.cache.append(self.key, k_BHTK, v_BHTK)
 
 
-class SwiGLUMLP(FeedForward):
+class SwiGLUMLP(StrictModule, FeedForward):
     """down_proj(silu(gate_proj(x)) * up_proj(x)), as wide as the config's rule says."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(model_config(config))
         self.residual_dropout = config.dropout
-        init_weights(self, std=_STD, layers=config.n_layer)
+        init_weights(self, std=STD, layers=config.n_layer)
 
     def forward(self, x: Tensor) -> Tensor:
         return dropout(super().forward(x), self.residual_dropout, self.training)
@@ -226,7 +245,7 @@ class LanguageModel(WholeModel):
         self.layers = nn.ModuleList(TransformerBlock(config, layer, self.rope) for layer in range(config.n_layer))
         self.norm = RMSNorm(config.n_embd, config.norm_eps)
         self.lm_head = None if config.tie_weights else Linear(config.n_embd, config.vocab_size, bias=False)
-        init_weights(self, std=_STD, layers=config.n_layer)
+        init_weights(self, std=STD, layers=config.n_layer)
 
     def forward(self, input_ids: Tensor, cache: KVCache | None = None) -> Tensor:
         """Logits (B, T, V) of ids (B, T) int64, after what the cache holds; it takes them in.

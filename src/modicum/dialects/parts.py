@@ -11,9 +11,12 @@ from torch.nn.functional import linear
 from modicum.model import ModelConfig
 from modicum.model.linear import check_ids
 from modicum.model.rotary import RotaryEmbedding
+from modicum.model.values import shown
 from modicum.store import UserError
 
 Config = TypeVar("Config")
+
+STD = 0.02  # of fresh weights, where a dialect's config does not say
 
 
 def alias(name: str) -> Any:
@@ -40,7 +43,8 @@ def shared_rope(rope: RotaryEmbedding | None, config: ModelConfig) -> RotaryEmbe
 
 
 def read_config(kind: type[Config], values: Mapping[str, Any], optional: Collection[str]) -> Config:
-    """The config dataclass `kind` from plain values. UserError lists every unknown and every missing key.
+    """The config dataclass `kind` from plain values. UserError lists every unknown and every missing key, or every
+    value that is none of None, bool, int, float and str: nothing is computed with such a one, a tensor say.
 
     Only `optional` keys may be left out: a default taken in silence for the number of heads, say, gives a model that
     loads and babbles.
@@ -48,9 +52,19 @@ def read_config(kind: type[Config], values: Mapping[str, Any], optional: Collect
     names = {field.name for field in fields(kind)}  # type: ignore[arg-type]  # every caller passes a dataclass
     faults = [f"{name}: missing" for name in sorted(names - values.keys() - set(optional))]
     faults += [f"{name}: unknown" for name in sorted(values.keys() - names)]
+    faults = faults or [
+        f"{name}: expected a plain value, not a {type(value).__name__} {shown(value)}"
+        for name, value in sorted(values.items())
+        if value is not None and not isinstance(value, bool | int | float | str)
+    ]
     if faults:
         raise UserError("\n".join([f"the config is not that of a {kind.__name__}:", *(f"  {line}" for line in faults)]))
     return kind(**values)
+
+
+def interleaved_settings(*, bias: bool, **values: Any) -> ModelConfig:
+    """modicum's own settings of a model with interleaved rotary pairs and one switch for all its biases."""
+    return ModelConfig(**values, attention_bias=bias, mlp_bias=bias, initializer_range=STD, rotary_layout="interleaved")
 
 
 def check_length(tokens: int, limit: int, name: str) -> None:

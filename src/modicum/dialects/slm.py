@@ -5,7 +5,7 @@ crosses layers but through the cache, whose tensors can be flat inputs and outpu
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -21,6 +21,8 @@ from modicum.model.mask import Visibility, split_mask
 from modicum.model.mlp import FeedForward as SwiGLU
 from modicum.model.plan import AttentionPlan, make_plan
 from modicum.model.rotary import RotaryEmbedding as Rotary
+from modicum.model.values import is_whole
+from modicum.store import UserError
 
 __all__ = [
     "SLM",
@@ -59,30 +61,14 @@ class SLMConfig:
     def __post_init__(self) -> None:
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
-        if self.head_dim is None and self.num_attention_heads:
+        if self.head_dim is None and is_whole(self.hidden_size) and is_whole(self.num_attention_heads):
             self.head_dim = self.hidden_size // self.num_attention_heads
 
 
 def model_config(config: SLMConfig) -> ModelConfig:
     """modicum's own settings of the same model. UserError names every fault at once."""
-    return ModelConfig(
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        num_hidden_layers=config.num_hidden_layers,
-        num_attention_heads=config.num_attention_heads,
-        num_key_value_heads=config.num_key_value_heads or 0,
-        head_dim=config.head_dim or 0,
-        intermediate_size=config.intermediate_size,
-        max_position_embeddings=config.max_position_embeddings,
-        rope_theta=config.rope_theta,
-        rms_norm_eps=config.rms_norm_eps,
-        attention_bias=config.attention_bias,
-        mlp_bias=config.mlp_bias,
-        attention_dropout=config.attention_dropout,
-        tie_word_embeddings=config.tie_word_embeddings,
-        initializer_range=config.initializer_range,
-        rotary_layout="half",
-    )
+    derived = {name: 0 for name in ("num_key_value_heads", "head_dim") if getattr(config, name) is None}
+    return ModelConfig(**{**asdict(config), **derived, "rotary_layout": "half"})
 
 
 def config_from_dict(values: Mapping[str, Any]) -> SLMConfig:
@@ -103,20 +89,20 @@ class RotaryEmbedding(Rotary):
         super().__init__(model_config(config))
 
 
-class MultiHeadAttention(Attention):
+class MultiHeadAttention(StrictModule, Attention):
     """Projections q_proj, k_proj, v_proj, o_proj; keys and values may be grouped."""
 
     def __init__(self, config: SLMConfig, layer_idx: int, rope: Rotary | None = None) -> None:
         settings = model_config(config)
         super().__init__(settings, layer_idx)
-        self.heads = config.num_attention_heads
+        self.config = config
         self.rope = shared_rope(rope, settings)
         init_weights(self, std=config.initializer_range, layers=config.num_hidden_layers)
 
     def forward(  # type: ignore[override]  # the dialect's call
         self,
         hidden_states: Tensor,
-        position_ids: Tensor,
+        position_ids: Tensor | None,
         attention_mask: Tensor | None = None,
         kv_cache: KVCache | None = None,
         use_cache: bool = False,
@@ -128,12 +114,19 @@ class MultiHeadAttention(Attention):
             kv_cache = KVCache() if kv_cache is None and use_cache else kv_cache
             past = 0 if kv_cache is None else kv_cache.length_of(self.layer)
             plan = masked_plan(
-                self.rope, self.heads, hidden_states, position_ids, attention_mask, past, kv_cache, use_cache
+                self.rope,
+                self.config,
+                hidden_states,
+                position_ids,
+                past=past,
+                attention_mask=attention_mask,
+                kv_cache=kv_cache,
+                use_cache=use_cache,
             )
         return super().forward(hidden_states, plan)[0], kv_cache
 
 
-class FeedForward(SwiGLU):
+class FeedForward(StrictModule, SwiGLU):
     """down_proj(silu(gate_proj(x)) * up_proj(x))."""
 
     def __init__(self, config: SLMConfig) -> None:
@@ -155,7 +148,7 @@ class DecoderBlock(StrictModule):
     def forward(
         self,
         hidden_states: Tensor,
-        position_ids: Tensor,
+        position_ids: Tensor | None,
         attention_mask: Tensor | None = None,
         kv_cache: KVCache | None = None,
         use_cache: bool = False,
@@ -164,8 +157,9 @@ class DecoderBlock(StrictModule):
     ) -> tuple[Tensor, KVCache | None]:
         """hidden_states (B, T, hidden) after this layer, and the cache (a new one if use_cache and none was given).
 
-        position_ids: (B or 1, T) int64, each row its own. attention_mask: bool (true is seen) or added to the scores,
-        broadcastable to (B, heads, T, past+T); causality holds beside it, and a row that sees nothing gives zeros.
+        position_ids: (B or 1, T) int64, each row its own; None goes on from the cache.
+        attention_mask: bool (true is seen) or added to the scores, broadcastable to (B, heads, T, past+T); causality
+        holds beside it, and a row that sees nothing gives zeros.
         kv_cache: what it holds of this layer is seen; this pass is added to it only with use_cache.
         plan: made once for all layers (masked_plan), instead of position_ids, attention_mask and use_cache.
         """
@@ -211,10 +205,16 @@ class SLM(WholeModel):
         kv_cache = KVCache() if kv_cache is None and use_cache else kv_cache
         past = 0 if kv_cache is None else kv_cache.length
         check_length(past + x.shape[1], self.config.max_position_embeddings, "max_position_embeddings")
-        if position_ids is None:
-            position_ids = torch.arange(past, past + x.shape[1], device=x.device)[None]
-        heads = self.config.num_attention_heads
-        plan = masked_plan(self.rope, heads, x, position_ids, attention_mask, past, kv_cache, use_cache)
+        plan = masked_plan(
+            self.rope,
+            self.config,
+            x,
+            position_ids,
+            past=past,
+            attention_mask=attention_mask,
+            kv_cache=kv_cache,
+            use_cache=use_cache,
+        )
         for block in self.layers:
             x, _ = block(x, position_ids, plan=plan)
         logits = self.head(self.norm(x))
@@ -223,20 +223,41 @@ class SLM(WholeModel):
 
 def masked_plan(
     rope: Rotary,
-    heads: int,
+    config: SLMConfig,
     x: Tensor,
-    position_ids: Tensor,
-    attention_mask: Tensor | None,
-    past: int,
-    kv_cache: KVCache | None,
-    use_cache: bool,
+    position_ids: Tensor | None = None,
+    *,
+    past: int = 0,
+    attention_mask: Tensor | None = None,
+    kv_cache: KVCache | None = None,
+    use_cache: bool = False,
 ) -> AttentionPlan:
-    """The plan of x (B, T, hidden) after `past` cached tokens. ValueError for positions or a mask that do not fit."""
+    """The plan of x (B, T, hidden) after `past` cached tokens, where it stands without position_ids.
+
+    ValueError for positions or a mask that do not fit; outside of compiled code UserError for a position that the model
+    has not.
+    """
     batch, length = x.shape[:2]
-    if position_ids.dim() != 2 or position_ids.shape[0] not in (1, batch) or position_ids.shape[1] != length:
-        raise ValueError(f"position_ids {tuple(position_ids.shape)} do not fit an input of {(batch, length)}")
+    if position_ids is None:
+        position_ids = torch.arange(past, past + length, device=x.device)[None]
+    else:
+        _check_positions(position_ids, batch, length, config.max_position_embeddings)
     own, added = None, None
     if attention_mask is not None:
+        heads = config.num_attention_heads
         own, added = split_mask(attention_mask, batch=batch, heads=heads, length=length, past=past)
     cache = kv_cache if kv_cache is None or use_cache else kv_cache.fork()
     return make_plan(rope, x, Visibility(past, length, own=own, added=added), positions=position_ids, cache=cache)
+
+
+def _check_positions(ids: Tensor, batch: int, length: int, limit: int) -> None:
+    """Below 0 is left alone: a running count gives padding before the first token -1, and nothing looks there."""
+    if ids.dim() != 2 or ids.shape[0] not in (1, batch) or ids.shape[1] != length:
+        raise ValueError(f"position_ids {tuple(ids.shape)} do not fit an input of {(batch, length)}")
+    if ids.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"position_ids count tokens in int64 or int32, not {ids.dtype}")
+    if not torch.compiler.is_compiling() and not ids.is_meta and ids.numel() and int(ids.max()) >= limit:
+        raise UserError(
+            f"position {int(ids.max())} is beyond the model's {limit} positions, of which the first is 0 "
+            "(max_position_embeddings)"
+        )

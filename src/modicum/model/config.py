@@ -3,7 +3,6 @@
 Anything that a stock LlamaForCausalLM or Qwen3ForCausalLM could not express is refused here, by name.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, Self
@@ -11,6 +10,16 @@ from typing import Any, Literal, Self
 from modicum.model.frequencies import normal_scaling
 from modicum.model.hf_config import fields_from_hf, hf_config
 from modicum.model.parameters import parameters_by_part
+from modicum.model.values import (
+    LARGEST_SIZE,
+    MOST_LAYERS,
+    as_float,
+    positive_fault,
+    share_fault,
+    shown,
+    switch_fault,
+    whole_fault,
+)
 from modicum.recipe import ModelSettings
 from modicum.store import UserError
 
@@ -51,30 +60,34 @@ class ModelConfig:
         if self.qk_norm and self.mlp_bias:
             faults.append("qk_norm with mlp_bias: Llama has no QK-norm and Qwen3 no MLP biases; switch one of them off")
         if self.rotary_layout not in ("half", "interleaved"):
-            faults.append(f"rotary_layout must be half or interleaved, not {self.rotary_layout!r}")
-        if self.rope_scaling is not None and not faults:
-            scaling, wrong = normal_scaling(self.rope_scaling, self.max_position_embeddings)
+            faults.append(f"rotary_layout must be half or interleaved, not {shown(self.rotary_layout)}")
+        given: Any = self.rope_scaling
+        if given is not None and not isinstance(given, Mapping):
+            faults.append(f"rope_scaling must be a dictionary or None, not {shown(given)}")
+        if given is not None and not faults:
+            scaling, wrong = normal_scaling(given, self.max_position_embeddings, self.rope_theta)
             object.__setattr__(self, "rope_scaling", scaling)
             faults += wrong
         if faults:
             raise UserError("the model cannot be built:\n" + "\n".join(f"  {fault}" for fault in faults))
 
     def _wrong_values(self) -> list[str]:
-        """What is of the wrong type or out of its range."""
+        """What is of the wrong type or out of its range. Whole numbers where floats are meant become floats."""
         faults = []
         for field in fields(self):
             value = getattr(self, field.name)
-            least = 0 if field.name in ("num_key_value_heads", "head_dim") else 1
-            if field.type is int and (not isinstance(value, int) or isinstance(value, bool) or value < least):
-                faults.append(f"{field.name} must be a whole number of at least {least}, not {value!r}")
-            elif field.type is bool and not isinstance(value, bool):
-                faults.append(f"{field.name} must be true or false, not {value!r}")
+            fault = None
+            if field.type is int:
+                least = 0 if field.name in ("num_key_value_heads", "head_dim") else 1
+                most = MOST_LAYERS if field.name == "num_hidden_layers" else LARGEST_SIZE
+                fault = whole_fault(value, least=least, most=most)
+            elif field.type is bool:
+                fault = switch_fault(value)
             elif field.type is float:
-                number = value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
-                dropout = field.name == "attention_dropout"
-                if not (0 <= number < 1 if dropout else 0 < number < math.inf):
-                    limits = "at least 0 and below 1" if dropout else "a number above 0"
-                    faults.append(f"{field.name} must be {limits}, not {value!r}")
+                fault = share_fault(value) if field.name == "attention_dropout" else positive_fault(value)
+                object.__setattr__(self, field.name, as_float(value))
+            if fault:
+                faults.append(f"{field.name} {fault}")
         return faults
 
     def _fill_heads(self) -> list[str]:
@@ -158,7 +171,18 @@ class ModelConfig:
 
 
 def feed_forward_width(hidden_size: int, multiplier: float | None, multiple_of: int) -> int:
-    """SwiGLU's width when none is given: 2/3 of 4 d, times the multiplier, rounded up (Touvron et al. 2023, LLaMA)."""
+    """SwiGLU's width when none is given: 2/3 of 4 d, times the multiplier, rounded up (Touvron et al. 2023, LLaMA).
+
+    UserError for a size that is no whole number above 0, and a multiplier that is no finite number above 0.
+    """
+    found = {
+        "the hidden size": whole_fault(hidden_size),
+        "multiple_of": whole_fault(multiple_of),
+        "ffn_dim_multiplier": None if multiplier is None else positive_fault(multiplier),
+    }
+    faults = [f"  {name} {fault}" for name, fault in found.items() if fault]
+    if faults:
+        raise UserError("\n".join(["the feed-forward has no width:", *faults]))
     width = int(2 * 4 * hidden_size / 3)
     if multiplier is not None:
         width = int(multiplier * width)

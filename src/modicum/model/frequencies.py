@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from modicum.model.values import as_float, shown
+
 _KEYS = {
     "linear": ({"factor"}, set()),
     "llama3": ({"factor", "low_freq_factor", "high_freq_factor"}, {"original_max_position_embeddings"}),
@@ -92,7 +94,13 @@ def _yarn_attention_factor(scaling: Mapping[str, Any]) -> float:
     return mscale(1.0)
 
 
-def normal_scaling(given: Mapping[str, Any], max_position_embeddings: int) -> tuple[dict[str, Any] | None, list[str]]:
+# Beyond these no scaling of any model is meant, and within them every step above is finite.
+_LEAST, _MOST = 1e-6, 2.0**31
+
+
+def normal_scaling(
+    given: Mapping[str, Any], max_position_embeddings: int, theta: float
+) -> tuple[dict[str, Any] | None, list[str]]:
     """The scaling with one spelling for one meaning, and its faults (then the first is not to be used).
 
     "type" becomes "rope_type", "default" becomes None. For llama3 the trained length is written out. For YaRN it is
@@ -103,8 +111,8 @@ def normal_scaling(given: Mapping[str, Any], max_position_embeddings: int) -> tu
     kind = scaling.setdefault("rope_type", given.get("type", "default"))
     if kind == "default":
         return None, []
-    if kind not in _KEYS:
-        return None, [f"rope_scaling: rope_type {kind!r} is not supported; linear, llama3 and yarn are"]
+    if not isinstance(kind, str) or kind not in _KEYS:
+        return None, [f"rope_scaling: rope_type {shown(kind)} is not supported; linear, llama3 and yarn are"]
     needed, optional = _KEYS[kind]
     present = set(scaling) - {"rope_type"}
     if present - needed - optional == {"partial_rotary_factor"} and scaling["partial_rotary_factor"] == 1.0:
@@ -113,10 +121,14 @@ def normal_scaling(given: Mapping[str, Any], max_position_embeddings: int) -> tu
     faults = [f"rope_scaling: {kind} needs {key}" for key in sorted(needed - present)]
     faults += [f"rope_scaling: {key} is unknown to {kind}" for key in sorted(present - needed - optional)]
     faults += [
-        f"rope_scaling: {key} must be a number above 0, not {scaling[key]!r}"
+        f"rope_scaling: {key} must be a number above 0, from {_LEAST} to 2^31, not {shown(scaling[key])}"
         for key in sorted(present & (needed | optional) - {"truncate"})
-        if isinstance(scaling[key], bool) or not isinstance(scaling[key], int | float) or not scaling[key] > 0
+        if not _LEAST <= as_float(scaling[key]) <= _MOST
     ]
+    if "truncate" in present and not isinstance(scaling["truncate"], bool):
+        faults.append(f"rope_scaling: truncate must be true or false, not {shown(scaling['truncate'])}")
+    if kind == "yarn" and not theta > 1:
+        faults.append(f"rope_scaling: yarn needs a rope_theta above 1, not {theta}: it divides by its logarithm")
     if faults:
         return None, faults
     trained = scaling.get("original_max_position_embeddings")

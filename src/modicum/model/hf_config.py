@@ -4,10 +4,10 @@ What is read is checked against everything those classes can switch on that our 
 the key. Missing keys take the defaults of the model's own class, since transformers leaves defaults out of the file.
 """
 
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from modicum.model.values import shown
 from modicum.store import UserError
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def fields_from_hf(given: Mapping[str, Any], *, foreign: bool = False) -> dict[s
     kind = given.get("model_type")
     if not isinstance(kind, str) or kind not in known:
         *others, last = known
-        raise UserError(f"config.json: model_type {kind!r} is not supported; {', '.join(others)} and {last} are")
+        raise UserError(f"config.json: model_type {shown(kind)} is not supported; {', '.join(others)} and {last} are")
     values = {**_COMMON_DEFAULTS, **_DEFAULTS[kind], **given, **_FIXED.get(kind, {})}
     faults = [f"{size} is missing" for size in _SIZES if size not in values]
     wrong = _wrong_types(values)
@@ -116,8 +116,9 @@ def fields_from_hf(given: Mapping[str, Any], *, foreign: bool = False) -> dict[s
     fields = {name: values[name] for name in names}
     fields["num_key_value_heads"] = values["num_key_value_heads"] or 0
     fields["head_dim"] = values["head_dim"] or 0
-    fields["mlp_bias"] = kind == "llama" and bool(values.get("mlp_bias", False))
-    fields["attention_dropout"] = _number(values["attention_dropout"] or 0.0)
+    mlp_bias = values.get("mlp_bias") if kind == "llama" else None
+    fields["mlp_bias"] = False if mlp_bias is None else mlp_bias
+    fields["attention_dropout"] = values["attention_dropout"] or 0.0
     return {**fields, **rope, "qk_norm": kind == "qwen3"}
 
 
@@ -128,7 +129,7 @@ def _wrong_types(values: Mapping[str, Any]) -> list[str]:
         value = values.get(key)
         if type(value) not in kinds and not (value is None and None in kinds) and key in values:
             named = " or ".join("null" if kind is None else kind.__name__ for kind in kinds)
-            faults.append(f"{key} must be {named}, not {value!r}")
+            faults.append(f"{key} must be {named}, not {shown(value)}")
     return faults
 
 
@@ -137,30 +138,23 @@ def _unsupported(values: Mapping[str, Any], kind: str) -> list[str]:
     wanted = FOREIGN_ARCHITECTURES[kind]
     architectures = values.get("architectures") or [wanted]
     if architectures != [wanted]:
-        faults.append(f"architectures {architectures}: only [{wanted!r}] is a {kind} language model")
+        faults.append(f"architectures {shown(architectures)}: only [{wanted!r}] is a {kind} language model")
     if values.get("hidden_act", "silu") != "silu":
-        faults.append(f"hidden_act {values['hidden_act']!r}: the feed-forward is SwiGLU, silu")
+        faults.append(f"hidden_act {shown(values['hidden_act'])}: the feed-forward is SwiGLU, silu")
     if kind == "qwen3" and values.get("mlp_bias"):
         faults.append("mlp_bias: a Qwen3 has no MLP biases")
-    windows = {str(layer) for layer in values.get("layer_types") or [] if layer != "full_attention"}
+    layers = [layer for layer in values.get("layer_types") or [] if layer != "full_attention"]
+    windows = {layer if isinstance(layer, str) else shown(layer) for layer in layers}
     window = values.get("sliding_window")
     # a Mistral's window that no sequence outgrows hides nothing
     active = window < values["max_position_embeddings"] if kind == "mistral" and window else window
     if windows:
-        faults.append(f"layer_types {sorted(windows)}: every layer attends fully")
+        faults.append(f"layer_types {shown(sorted(windows))}: every layer attends fully")
     elif active and values.get("use_sliding_window", kind in ("llama", "mistral")):
-        faults.append(f"sliding_window {window}: every layer attends fully")
+        faults.append(f"sliding_window {shown(window)}: every layer attends fully")
     if values.get("quantization_config"):
         faults.append("quantization_config: the weights must be stored unquantized")
     return faults
-
-
-def _number(value: Any) -> float:
-    """NaN, which ModelConfig refuses by name, for what is no number or beyond all floats."""
-    try:
-        return float(value)
-    except (TypeError, ValueError, OverflowError):
-        return math.nan
 
 
 def _rope(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -171,10 +165,10 @@ def _rope(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     partial = parameters.pop("partial_rotary_factor", None) or given.get("partial_rotary_factor") or 1.0
     faults = []
     if partial != 1.0:
-        faults.append(f"partial_rotary_factor {partial}: the whole head is rotated")
+        faults.append(f"partial_rotary_factor {shown(partial)}: the whole head is rotated")
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     if kind == "dynamic":
         faults.append("rope_type 'dynamic' (dynamic NTK): its frequencies change with the length, so a cache would lie")
     elif kind not in ("default", "linear", "llama3", "yarn"):
-        faults.append(f"rope_type {kind!r}: linear, llama3 and yarn are supported")
-    return {"rope_theta": _number(theta), "rope_scaling": None if kind == "default" else parameters}, faults
+        faults.append(f"rope_type {shown(kind)}: linear, llama3 and yarn are supported")
+    return {"rope_theta": theta, "rope_scaling": None if kind == "default" else parameters}, faults
