@@ -49,10 +49,10 @@ def test_only_what_is_cut_off_leaves_the_cache(own_cache, library):
     assert sorted(file.name for file in (own_cache / "ab").iterdir()) == ["header.h.gch", "whole.so"]
 
 
-def test_what_another_process_is_writing_stays_until_it_has_ended(own_cache, library):
+def test_what_another_process_is_writing_stays_until_it_has_ended(own_cache):
     part = own_cache / "ab" / "part.so"
     script = (
-        "import sys, time; f = open(sys.argv[1], 'wb'); f.write(b'half'); f.flush(); print(flush=True); time.sleep(60)"
+        "import sys, time; f = open(sys.argv[1], 'wb'); f.write(b'\x7fELF'); f.flush(); print(flush=True); time.sleep(60)"
     )
     linker = subprocess.Popen([sys.executable, "-c", script, str(part)], stdout=subprocess.PIPE)
     linker.stdout.readline()
