@@ -51,9 +51,7 @@ def test_only_what_is_cut_off_leaves_the_cache(own_cache, library):
 
 def test_what_another_process_is_writing_stays_until_it_has_ended(own_cache):
     part = own_cache / "ab" / "part.so"
-    script = (
-        "import sys, time; f = open(sys.argv[1], 'wb'); f.write(b'\x7fELF'); f.flush(); print(flush=True); time.sleep(60)"
-    )
+    script = "import sys, time; f = open(sys.argv[1], 'wb', 0); f.write(b'\\x7fELF'); print(flush=True); time.sleep(60)"
     linker = subprocess.Popen([sys.executable, "-c", script, str(part)], stdout=subprocess.PIPE)
     linker.stdout.readline()
     assert not mend_cache()
