@@ -82,6 +82,30 @@ def test_matrices_take_the_type_and_norms_stay_float32(quant, kind, tokenizer, t
     assert float((again - ours).abs().max()) <= 1.2 * share * float(ours.abs().max())
 
 
+@pytest.mark.parametrize("quant", ["q4_k", pytest.param("q5_k", marks=pytest.mark.slow), "q6_k"])
+def test_k_quants_are_those_of_ggml_as_the_gguf_package_reads_them(quant, tokenizer, tmp_path):
+    sizes = {"hidden_size": 256, "head_dim": 64, "intermediate_size": 288, "tie_word_embeddings": False}
+    folder = gguf_models.save(tokenizer, tmp_path, num_hidden_layers=1, **sizes)
+    report = export_gguf(folder, quant=quant, out=tmp_path / "out", limits=Limits(10, 10, 0))
+    found = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "out" / f"model-{quant}.gguf").tensors}
+    names = {
+        "token_embd.weight": "model.embed_tokens.weight",
+        "blk.0.attn_v.weight": "model.layers.0.self_attn.v_proj.weight",
+    }
+    weights = load_checkpoint(folder).weights
+    for name, ours in names.items():
+        tensor = found[name]
+        kind = "Q6_K" if name == "token_embd.weight" else quant.upper()
+        assert tensor.tensor_type.name == kind
+        off = np.abs(gguf.dequantize(tensor.data, tensor.tensor_type) - weights[ours].numpy()).max()
+        assert off <= {"Q4_K": 1 / 8, "Q5_K": 1 / 16, "Q6_K": 1 / 24}[kind] * float(weights[ours].abs().max())
+    others = dict.fromkeys(["blk.0.ffn_down.weight"], ("q8_0", "rows of 288 numbers, not a multiple of 256"))
+    if quant != "q6_k":
+        reason = "the embedding and the head stay at six bits"
+        others |= dict.fromkeys(["token_embd.weight", "output.weight"], ("q6_k", reason))
+    assert {name: (kind, reason) for name, kind, reason in report.fallbacks} == others
+
+
 def test_rows_that_no_block_divides_take_another_type_and_are_named(tokenizer, tmp_path):
     folder = gguf_models.save(tokenizer, tmp_path, intermediate_size=50)
     report = export_gguf(folder, quant="q8_0", out=tmp_path / "out", limits=Limits(10, 10, 0))

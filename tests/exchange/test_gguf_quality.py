@@ -46,7 +46,7 @@ def test_each_limit_refuses_by_its_name(limits, word):
 
 
 def test_limits_grow_with_what_is_thrown_away():
-    kinds = ["f32", "f16", "bf16", "q8_0", "q4_0"]
+    kinds = ["f32", "f16", "bf16", "q8_0", "q6_k", "q5_k", "q4_k", "q4_0"]
     assert [*LIMITS] == kinds
     assert [LIMITS[kind].mean_kl for kind in kinds] == sorted(LIMITS[kind].mean_kl for kind in kinds)
     assert (LIMITS["q8_0"].mean_kl, LIMITS["q8_0"].agreement) == (0.002, 0.985)

@@ -28,6 +28,9 @@ class QuantName(StrEnum):
     F16 = "f16"
     BF16 = "bf16"
     Q8_0 = "q8_0"
+    Q6_K = "q6_k"
+    Q5_K = "q5_k"
+    Q4_K = "q4_k"
     Q4_0 = "q4_0"
 
 

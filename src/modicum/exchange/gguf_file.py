@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from modicum.exchange.gguf_weights import TYPES, Quant
+from modicum.exchange.gguf_weights import K_QUANTS, TYPES, Quant
 from modicum.store import UserError
 
 _LARGEST_HEADER = 1 << 28
 # GGUF's number of each kind of value: struct's letter for it. 8 is text, 9 a list.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _TEXT, _LIST = 8, 9
-_KINDS: dict[int, Quant] = {number: kind for kind, (number, _, _) in TYPES.items()}
+_KINDS: dict[int, Quant] = {number: kind for kind, (number, _, _) in TYPES.items() if kind not in K_QUANTS}
 # Only to be refused by name.
 _OTHER_KINDS = {3: "q4_1", 6: "q5_0", 7: "q5_1", 10: "q2_k", 11: "q3_k", 12: "q4_k", 13: "q5_k", 14: "q6_k", 28: "f64"}
 
@@ -165,7 +165,7 @@ def _placed(
     faults = []
     for name, shape, number, offset in claims:
         if number not in _KINDS:
-            kinds = ", ".join(TYPES)
+            kinds = ", ".join(_KINDS.values())
             faults.append(f"{name[:80]}: of type {_OTHER_KINDS.get(number, number)}; those that are read: {kinds}")
             continue
         kind = _KINDS[number]

@@ -31,6 +31,9 @@ LIMITS: dict[Quant, Limits] = {
     "f16": Limits(1e-4, 1e-3, 0.995),
     "bf16": Limits(1e-3, 1e-2, 0.985),
     "q8_0": Limits(2e-3, 2e-2, 0.985),
+    "q6_k": Limits(5e-3, 5e-2, 0.97),
+    "q5_k": Limits(1e-2, 1e-1, 0.95),
+    "q4_k": Limits(3e-2, 3e-1, 0.93),
     "q4_0": Limits(3e-2, 3e-1, 0.93),
 }
 

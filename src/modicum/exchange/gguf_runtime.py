@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from modicum.exchange import gguf_child
+from modicum.exchange import gguf_child, gguf_quantizer
 from modicum.store import UserError
 
 INSTALL = "pip install 'modicum[gguf]'"
@@ -79,19 +79,35 @@ def ask(
     }
     with tempfile.TemporaryDirectory(prefix="modicum-") as place:
         folder = Path(place)
-        (folder / "request.json").write_text(json.dumps(request), "utf-8")
-        command = [sys.executable, "-P", gguf_child.__file__, str(library()), str(folder)]
-        try:
-            ended = subprocess.run(command, capture_output=True, timeout=limit, check=False, stdin=subprocess.DEVNULL)
-        except subprocess.TimeoutExpired:
-            raise UserError(f"{name}: llama.cpp did not end within {limit:g} s, so the file is not proven") from None
-        if ended.returncode != 0:
-            raise UserError(f"{name}: {_fault(ended)}")
+        _run(gguf_child.__file__, request, folder, name, limit)
         facts: dict[str, Any] = json.loads((folder / "facts.json").read_text("utf-8"))
         # mapped, so that a large vocabulary's need no memory; they stay readable when their names are gone
         logits = [np.load(folder / f"logits-{number}.npy", mmap_mode="r") for number in range(len(request["prompts"]))]
         greedy = json.loads((folder / "greedy.json").read_text("utf-8")) if request["begun"] else []
     return Answer(**facts, logits=logits, greedy=greedy)
+
+
+def quantized(rows: Sequence[tuple[NDArray[np.float32], int, int, int]]) -> list[NDArray[np.uint8]]:
+    """Rows as the bytes of a type, by ggml's own kernels: of each (rows, ggml's number of the type, block, bytes)."""
+    request = [{"kind": kind, "block": block, "bytes": size} for _, kind, block, size in rows]
+    with tempfile.TemporaryDirectory(prefix="modicum-") as place:
+        folder = Path(place)
+        for number, (data, *_) in enumerate(rows):
+            np.save(folder / f"{number}.npy", data)
+        _run(gguf_quantizer.__file__, request, folder, "quantizing", LIMIT_SECONDS)
+        return [np.load(folder / f"{number}.out.npy") for number in range(len(rows))]
+
+
+def _run(program: str, request: Any, folder: Path, name: str, limit: float) -> None:
+    """Let a program answer the request in `folder`. Raises UserError, `name` in front, where it does not."""
+    (folder / "request.json").write_text(json.dumps(request), "utf-8")
+    command = [sys.executable, "-P", program, str(library()), str(folder)]
+    try:
+        ended = subprocess.run(command, capture_output=True, timeout=limit, check=False, stdin=subprocess.DEVNULL)
+    except subprocess.TimeoutExpired:
+        raise UserError(f"{name}: llama.cpp did not end within {limit:g} s, so the file is not proven") from None
+    if ended.returncode != 0:
+        raise UserError(f"{name}: {_fault(ended)}")
 
 
 def _fault(ended: subprocess.CompletedProcess[bytes]) -> str:
