@@ -75,11 +75,8 @@ def file_tensors(weights: Mapping[str, Tensor], config: ModelConfig, quant: Quan
         plan.append((theirs, numbers, *_kind(ours, numbers, quant)))
     # all at once, since each time is a process
     by_ggml = [(theirs, (numbers, *TYPES[kind])) for theirs, numbers, kind, _ in plan if kind in K_QUANTS]
-    done = (
-        dict(zip((name for name, _ in by_ggml), quantized([rows for _, rows in by_ggml]), strict=True))
-        if by_ggml
-        else {}
-    )
+    results = quantized([rows for _, rows in by_ggml]) if by_ggml else []
+    done = {theirs: data for (theirs, _), data in zip(by_ggml, results, strict=True)}
     for theirs, numbers, kind, fallback in plan:
         data = done[theirs] if theirs in done else packed(numbers, kind)
         yield FileTensor(theirs, numbers.shape, kind, data, fallback)
