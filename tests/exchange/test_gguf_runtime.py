@@ -59,8 +59,9 @@ def test_a_file_that_takes_for_ever_is_refused(model, tmp_path, monkeypatch):
         ask(model[0], name="the name", limit=0.2)
 
 
-def test_another_arrangement_of_its_settings_is_told(model, tmp_path, monkeypatch):
-    text = Path(gguf_runtime.gguf_child.__file__).read_text().replace("[512, 2048, 512]", "[512, 4096, 512]")
+@pytest.mark.parametrize(("known", "other"), [("[512, 2048, 512]", "[512, 4096, 512]"), ("[-1, 1]", "[-1, 2]")])
+def test_another_arrangement_of_its_settings_is_told(known, other, model, tmp_path, monkeypatch):
+    text = Path(gguf_runtime.gguf_child.__file__).read_text().replace(known, other)
     (tmp_path / "child.py").write_text(text)
     monkeypatch.setattr(gguf_runtime.gguf_child, "__file__", str(tmp_path / "child.py"))
     with pytest.raises(UserError, match=r"the settings of this llama\.cpp lie in places that are not known here"):

@@ -19,6 +19,7 @@ import numpy as np
 # llama.h of 2025 and 2026. Structures go by value: room for more than they hold is harmless, for less is not.
 _ROOM = 128
 _F32, _F16 = 0, 1  # ggml_type
+_UNKNOWN = "the settings of this llama.cpp lie in places that are not known here; take another release of xllamacpp"
 
 
 class _Settings(ctypes.Structure):
@@ -101,9 +102,12 @@ def _open(library: str) -> Any:
 
 
 def _model_settings(llama: Any) -> _Settings:
-    """The defaults, on the CPU: n_gpu_layers stands behind two pointers."""
+    """The defaults, on the CPU: n_gpu_layers, -1 for all, stands behind two pointers and before split_mode."""
     settings: _Settings = llama.llama_model_default_params()
-    ctypes.cast(ctypes.byref(settings), ctypes.POINTER(ctypes.c_int32))[4] = 0
+    words = ctypes.cast(ctypes.byref(settings), ctypes.POINTER(ctypes.c_int32))
+    if words[4:6] != [-1, 1]:
+        sys.exit(_UNKNOWN)
+    words[4] = 0
     return settings
 
 
@@ -124,11 +128,11 @@ def _context_settings(llama: Any, length: int) -> _Settings:
     ]
     sizes = [words[i] for i in range(3)]
     if len(places) != 1 or sizes != [512, 2048, 512]:
-        sys.exit("the settings of this llama.cpp lie in places that are not known here")
+        sys.exit(_UNKNOWN)
     (at,) = places
     kinds = next((k for k in range(at + 10, at + 24) if (words[k], words[k + 1]) == (_F16, _F16)), None)
     if kinds is None:
-        sys.exit("the settings of this llama.cpp lie in places that are not known here")
+        sys.exit(_UNKNOWN)
     words[0] = words[1] = words[2] = length
     words[at + 3] = 0  # flash attention off
     words[kinds] = words[kinds + 1] = _F32
