@@ -3,11 +3,11 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sentencepiece_models import train
 from transformers import AutoTokenizer
 
 from modicum.store import UserError
 from modicum.tokenizer import CYBERSLM_TEMPLATE, load_tokenizer, sentencepiece_tokenizer
+from sentencepiece_models import train
 
 NAMES = ["<s>", "</s>", "<unk>", "<pad>"]
 PIECES = ["<s", "/s>", ">", "### User:\n", "\n\n", " ", "\t", "é", "e\u0301", "▁", "\0", "日本"]
