@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -106,3 +107,11 @@ def test_a_kill_at_any_system_call_leaves_old_or_new_and_never_a_part(tmp_path, 
     remove_leftovers(tmp_path)
     assert names(tmp_path) == ["final"]
     assert {(final / name).read_text() for name in "ab"} in ({"old"}, {"new"})
+
+
+def test_the_folder_one_stands_in_can_be_written(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with atomic_directory(Path(".")) as folder:
+        write_text(folder / "a", "x")
+    assert (tmp_path / "here" / "a").read_text() == "x"

@@ -9,7 +9,7 @@ import training_runs
 from training_runs import digests, small_run
 
 from modicum.train import Wishes, compiler
-from modicum.train.compiler import compiler_fault, cut_off, mend_cache
+from modicum.train.compiler import being_written, compiler_fault, cut_off, mend_cache
 
 
 @pytest.fixture
@@ -63,6 +63,37 @@ def test_what_another_process_is_writing_stays_until_it_has_ended(own_cache):
         os.utime(part, (0, 0))  # there only its age tells
     assert mend_cache()
     assert not part.exists()
+
+
+def test_a_process_whose_other_files_come_and_go_is_seen_all_the_same(tmp_path):
+    part = tmp_path / "part.so"
+    script = "import sys, os; f = open(sys.argv[1], 'wb', 0); print(flush=True)\nwhile True: open(os.devnull).close()"
+    busy = subprocess.Popen([sys.executable, "-c", script, str(part)], stdout=subprocess.PIPE)
+    busy.stdout.readline()
+    try:
+        assert all(being_written([part]) == {part} for _ in range(40))
+    finally:
+        busy.kill()
+        busy.wait()
+        busy.stdout.close()
+
+
+def test_a_library_that_is_finished_between_two_looks_stays(own_cache, library, monkeypatch):
+    part = own_cache / "ab" / "part.so"
+    part.write_bytes(library[:5000])
+
+    def finished_meanwhile(files):
+        part.write_bytes(library)
+        return set()
+
+    monkeypatch.setattr(compiler, "being_written", finished_meanwhile)
+    assert not mend_cache()
+    assert part.read_bytes() == library
+
+
+def test_what_is_no_file_is_left_alone(own_cache):
+    (own_cache / "ab" / "folder.so").mkdir()
+    assert not mend_cache()
 
 
 def test_precompiled_headers_go_when_no_library_is_at_fault(own_cache, library):

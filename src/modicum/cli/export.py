@@ -47,7 +47,10 @@ def export(
     quant: Annotated[QuantName | None, typer.Option(help="The number type of a GGUF file's matrices; f32.")] = None,
     max_kl: Annotated[
         float | None,
-        typer.Option(metavar="NATS", help="GGUF: the largest mean KL divergence from full precision."),
+        typer.Option(
+            metavar="NATS",
+            help="GGUF: the largest mean KL divergence from full precision; ten times it for the 99th percentile.",
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
@@ -82,7 +85,10 @@ def _gguf(checkpoint: Path, out: Path, quant: "Quant", max_kl: float | None, as_
     from modicum.cli.parity_table import gguf_lines
     from modicum.cli.progress import TerminalListener
     from modicum.exchange import LIMITS, export_gguf
+    from modicum.store import UserError
 
+    if max_kl is not None and not 0 < max_kl <= 100:
+        raise UserError(f"--max-kl {max_kl:g}: expected a number of nats above 0, such as 0.01")
     limits = LIMITS[quant] if max_kl is None else replace(LIMITS[quant], mean_kl=max_kl, tail_kl=10 * max_kl)
     with TerminalListener() as listener:
         report = export_gguf(checkpoint, quant=quant, out=out, limits=limits, progress=listener.say)

@@ -161,8 +161,9 @@ def _rope(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """rope_theta and rope_scaling from either spelling; transformers lets the older one win where both stand."""
     parameters = dict(given.get("rope_scaling") or given.get("rope_parameters") or {})
     both = {**(given.get("rope_parameters") or {}), **parameters}
-    theta = parameters.pop("rope_theta", None) or given.get("rope_theta") or both.get("rope_theta") or 10_000.0
-    partial = parameters.pop("partial_rotary_factor", None) or given.get("partial_rotary_factor") or 1.0
+    own = {name: parameters.pop(name, None) for name in ("rope_theta", "partial_rotary_factor")}
+    theta = _first(own["rope_theta"], given.get("rope_theta"), both.get("rope_theta"), 10_000.0)
+    partial = _first(own["partial_rotary_factor"], given.get("partial_rotary_factor"), 1.0)
     faults = []
     if partial != 1.0:
         faults.append(f"partial_rotary_factor {shown(partial)}: the whole head is rotated")
@@ -172,3 +173,8 @@ def _rope(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     elif kind not in ("default", "linear", "llama3", "yarn"):
         faults.append(f"rope_type {shown(kind)}: linear, llama3 and yarn are supported")
     return {"rope_theta": theta, "rope_scaling": None if kind == "default" else parameters}, faults
+
+
+def _first(*values: Any) -> Any:
+    """The first that was given: a zero is given, and wrong, where a missing one is not."""
+    return next(value for value in values if value is not None)

@@ -55,6 +55,7 @@ def atomic_directory(final: Path) -> Iterator[Path]:
     An existing `final` is replaced; for the instant between two renames only its set-aside copy exists, and
     `remove_leftovers` brings that back. When the block raises, nothing of it stays.
     """
+    final = final.absolute()  # "." has a name of its own then
     final.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(final.parent, final.name)
     temporary = final.with_name(f"{_TEMPORARY}{final.name}")

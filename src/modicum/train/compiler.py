@@ -8,6 +8,7 @@ import os
 import struct
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -49,10 +50,12 @@ def mend_cache(*, headers: bool = False) -> bool:
 
     roots = [Path(folder) for folder in sorted({cache_dir(), default_cache_dir()})]
     broken = cut_off(file for root in roots for kind in ("*.so", "*.o") for file in root.rglob(kind))
-    if headers and not broken:
-        broken = [file for root in roots for file in root.rglob("*.gch")]
-    written = being_written(broken)
-    broken = [file for file in broken if file not in written]
+    if broken:
+        written = being_written(broken)
+        # looked at again: one that was open at the first look may have been finished and closed since
+        broken = cut_off(file for file in broken if file not in written)
+    elif headers:
+        broken = [file for root in roots for file in root.rglob("*.gch") if file.is_file()]
     for file in broken:
         file.unlink(missing_ok=True)
     if broken:
@@ -83,20 +86,27 @@ def being_written(files: Sequence[Path]) -> set[Path]:
     wanted = {str(file.resolve()): file for file in files}
     found = set()
     for folder in processes.glob("[0-9]*/fd"):
-        try:
-            opened = {os.readlink(entry) for entry in os.scandir(folder)}
-        except OSError:
-            continue  # it has ended, or it is another user's, who has a cache of his own
-        found |= {wanted[name] for name in opened & wanted.keys()}
+        found |= {wanted[name] for name in _open_files(folder) & wanted.keys()}
     return found
+
+
+def _open_files(folder: Path) -> set[str]:
+    """What one process has open. None of it when it has ended, or is another user's, who has a cache of his own."""
+    opened = set()
+    with suppress(OSError):
+        for entry in os.scandir(folder):
+            with suppress(OSError):  # closed since it was listed
+                opened.add(os.readlink(entry))
+    return opened
 
 
 def _is_whole(file: Path) -> bool:
     try:
-        data = file.read_bytes()[:64]
+        with file.open("rb") as opened:
+            data = opened.read(64)
         size = file.stat().st_size
-    except FileNotFoundError:
-        return True  # another process has cleared it
+    except OSError:
+        return True  # another process has cleared it, or it is nothing that a linker wrote
     if data[:6] != b"\x7fELF\x02\x01":
         # another format (macOS) shows no more than that it is not empty
         return size > 0 and data[:4] != bytes(4) and not b"\x7fELF".startswith(data[:4])
