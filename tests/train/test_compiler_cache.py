@@ -82,7 +82,7 @@ def test_a_library_that_is_finished_between_two_looks_stays(own_cache, library, 
     part = own_cache / "ab" / "part.so"
     part.write_bytes(library[:5000])
 
-    def finished_meanwhile(files):
+    def finished_meanwhile(_):
         part.write_bytes(library)
         return set()
 
