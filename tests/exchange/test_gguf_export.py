@@ -106,6 +106,14 @@ def test_k_quants_are_those_of_ggml_as_the_gguf_package_reads_them(quant, tokeni
     assert {name: (kind, reason) for name, kind, reason in report.fallbacks} == others
 
 
+def test_rounded_weights_are_measured_on_the_prompts_too_and_no_difference_is_allowed(tokenizer, tmp_path):
+    folder = gguf_models.save(tokenizer, tmp_path)
+    proof = export_gguf(folder, quant="q8_0", out=tmp_path / "out", limits=Limits(0.1, 1.0, 0.8)).proof
+    assert proof.prompts.positions == 1 + 2 + 7 + 40 + 64
+    assert {one.allowed for one in proof.compared} == {None}
+    assert json.loads((tmp_path / "out" / "parity.json").read_text())["proof"]["prompts"]["agreement"] >= 0.8
+
+
 def test_rows_that_no_block_divides_take_another_type_and_are_named(tokenizer, tmp_path):
     folder = gguf_models.save(tokenizer, tmp_path, intermediate_size=50)
     report = export_gguf(folder, quant="q8_0", out=tmp_path / "out", limits=Limits(10, 10, 0))
@@ -129,7 +137,9 @@ def test_what_quantizing_costs_is_measured_and_a_limit_refuses(tokenizer, tmp_pa
         UserError, match=r"model-q4_0\.gguf: llama\.cpp does not .*\n  mean KL divergence [\d.]+, allow"
     ):
         export_gguf(folder, quant="q4_0", out=tmp_path / "out", limits=Limits(1e-6, 10, 0))
-    with pytest.raises(UserError, match=r"\n  top-1 agreement [\d.]+%, asked for 100\.00%$"):
+    with pytest.raises(
+        UserError, match=r"\n  top-1 agreement [\d.]+%, asked for 100\.00%\n  on prompts of random tokens: "
+    ):
         export_gguf(folder, quant="q4_0", out=tmp_path / "out", limits=Limits(10, 10, 1))
     assert not (tmp_path / "out").exists()
 

@@ -202,6 +202,23 @@ def test_an_answer_that_would_not_end(tokenizer, tmp_path, monkeypatch):
         export_gguf(folder, out=tmp_path / "out")
 
 
+def test_a_long_prompt_of_which_nothing_is_said_with_rounded_weights(refused, monkeypatch):
+    limits = Limits(0.1, 1.0, 0.8)
+    ask = gguf_gate.ask
+
+    def silent(*given, **named):
+        answer = ask(*given, **named)
+        long = next(number for number, logits in enumerate(answer.logits) if len(logits) == 64)
+        said = [np.zeros_like(logits) if number == long else logits for number, logits in enumerate(answer.logits)]
+        return replace(answer, logits=said)
+
+    monkeypatch.setattr(gguf_gate, "ask", silent)
+    told = refused(quant="q8_0", limits=limits)
+    assert "on prompts of random tokens: mean KL divergence" in told
+    assert "on prompts of random tokens: top-1 agreement" in told
+    assert "\n  mean KL" not in told  # the model's own texts are within these limits
+
+
 def test_logits_that_are_no_numbers(refused, monkeypatch):
     ask = gguf_gate.ask
 

@@ -11,7 +11,12 @@ def parity_lines(compared: Iterable[Compared]) -> list[str]:
     """A row a prompt: how far the logits are from the float64 reference's, and how far they might be."""
     rows = [("prompt", "difference", "allowed", "largest logit")]
     rows += [
-        (f"{one.tokens} tokens", f"{one.difference:.2e}", f"{one.allowed:.2e}", f"{one.largest:.3g}")
+        (
+            f"{one.tokens} tokens",
+            f"{one.difference:.2e}",
+            "-" if one.allowed is None else f"{one.allowed:.2e}",
+            f"{one.largest:.3g}",
+        )
         for one in compared
     ]
     widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
@@ -24,8 +29,17 @@ def parity_lines(compared: Iterable[Compared]) -> list[str]:
 def gguf_lines(report: GgufReport) -> list[str]:
     """What llama.cpp said of the file: prompts, vocabulary, the model's own texts, size, and what took another type."""
     proof, quality, limits = report.proof, report.proof.quality, report.limits
+    prompts = (
+        []
+        if proof.prompts is None
+        else [
+            f"  on those prompts, under the limits below: mean KL divergence {proof.prompts.mean_kl:.2e}, "
+            f"99th percentile {proof.prompts.tail_kl:.2e}, top-1 agreement {proof.prompts.agreement:.2%}"
+        ]
+    )
     lines = [
         *parity_lines(proof.compared),
+        *prompts,
         f"  {proof.keys} keys and {proof.tensors} tensors read back bit for bit",
         f"  {proof.texts:,} texts (Unicode {proof.unicode}) with the same ids",
         f"  on {quality.positions:,} positions of the model's own texts, beside full precision:",

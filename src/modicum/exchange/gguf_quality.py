@@ -72,7 +72,7 @@ def own_texts(checkpoint: Checkpoint) -> list[NDArray[np.int64]]:
     return [np.array([*start, *completion.ids], dtype=np.int64) for completion in written]
 
 
-def quality(full: Iterable[NDArray[np.float32]], found: Iterable[NDArray[np.float32]]) -> Quality:
+def quality(full: Iterable[NDArray[np.floating]], found: Iterable[NDArray[np.floating]]) -> Quality:
     """Compare logits (T, V) of the same texts: `full` precision's, and what was `found`. One text at a time."""
     divergence, same, clear = [], [], []
     for truth, other in zip(map(_log_softmax, full), map(_log_softmax, found), strict=True):
@@ -91,7 +91,7 @@ def quality(full: Iterable[NDArray[np.float32]], found: Iterable[NDArray[np.floa
     )
 
 
-def _log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+def _log_softmax(logits: NDArray[np.floating]) -> NDArray[np.float64]:
     wide = logits.astype(np.float64)
     wide -= wide.max(-1, keepdims=True)
     found: NDArray[np.float64] = wide - np.log(np.exp(wide).sum(-1, keepdims=True))

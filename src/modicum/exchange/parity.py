@@ -36,16 +36,17 @@ class Truth:
 
 @dataclass(frozen=True)
 class Compared:
-    """One prompt of `tokens` ids: the largest difference of a logit, and the largest logit."""
+    """One prompt of `tokens` ids: the largest difference of a logit, and the largest logit. allowed None: what decides
+    is no difference of a logit."""
 
     tokens: int
     difference: float
     largest: float
-    allowed: float
+    allowed: float | None
 
     @property
     def holds(self) -> bool:
-        return self.difference <= self.allowed  # and so not where it is NaN
+        return self.allowed is None or self.difference <= self.allowed  # and so not where it is NaN
 
 
 def truth_of(weights: Mapping[str, Tensor], config: ModelConfig) -> Truth:
