@@ -55,6 +55,8 @@ class GgufFile:
 
 def read_gguf(path: Path) -> GgufFile:
     """The header of a file. Raises UserError, naming the place, for one that is not whole and sound."""
+    if not path.is_file():
+        raise UserError(f"{path}: missing, or no regular file; expected a GGUF file")
     try:
         size = path.stat().st_size
         with path.open("rb") as file:

@@ -70,8 +70,8 @@ def _tensor(file: GgufFile, name: str) -> Tensor:
 
 def _config(file: GgufFile) -> ModelConfig:
     kind = file.values.get("general.architecture")
-    if kind not in LAYOUTS:
-        raise UserError(f"{file.path}: architecture {kind!r} cannot be imported; {' and '.join(LAYOUTS)} can")
+    if not isinstance(kind, str) or kind not in LAYOUTS:
+        raise UserError(f"{file.path}: architecture {str(kind)[:60]!r} cannot be imported; {' and '.join(LAYOUTS)} can")
     values = {key.removeprefix(f"{kind}."): value for key, value in file.values.items() if key.startswith(f"{kind}.")}
     fields, faults = _fields(values)
     scaling, wrong = _scaling(values)
@@ -79,6 +79,10 @@ def _config(file: GgufFile) -> ModelConfig:
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
         faults.append("token_embd.weight: missing")
+    elif values.get("vocab_size", embedding.shape[0]) != embedding.shape[0]:
+        faults.append(
+            f"vocab_size: {str(values['vocab_size'])[:60]}, and the embedding has {embedding.shape[0]:,} rows"
+        )
     if faults or embedding is None:
         raise UserError("\n".join([f"{file.path}: not a model that is known here", *(f"  {f}" for f in faults)]))
     try:
@@ -131,10 +135,12 @@ def _scaling(values: Mapping[str, Any]) -> tuple[dict[str, Any] | None, list[str
         return None, [f"rope.scaling.type {str(kind)[:60]!r}: linear and yarn are read"]
     share = given.pop("attn_factor", None)
     wrong = {key: value for key, value in given.items() if key not in _SCALING or type(value) not in (int, float)}
+    if share is not None and type(share) not in (int, float):
+        wrong["attn_factor"] = share
     if wrong or not isinstance(given.get("factor"), int | float) or not given["factor"] > 0:
         return None, [f"rope.scaling of type {kind}: {str({**given, **wrong})[:200]} is not known here"]
     found: dict[str, Any] = {"rope_type": kind, **{_SCALING[key]: value for key, value in given.items()}}
-    if isinstance(share, int | float):
+    if share is not None:
         found["attention_factor"] = _sharpness(float(share), usual_sharpness(found["factor"]))
     if kind == "yarn":
         found = {

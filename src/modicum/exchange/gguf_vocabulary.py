@@ -4,24 +4,33 @@ llama.cpp knows patterns by name alone. A tokenizer whose pattern has no name th
 would give other ids.
 """
 
+import math
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from modicum.exchange.gguf_pieces import BYTE_PIECE, PIECES_NAME, check_pieces, has_prefix, pieces_definition, scores
+from modicum.exchange.gguf_roles import (
+    BYTE,
+    CONTROL,
+    NORMAL,
+    UNKNOWN,
+    UNUSED,
+    USER_DEFINED,
+    around,
+    check_types,
+    roles_of,
+)
 from modicum.store import UserError, write_json, write_text
 from modicum.tokenizer import PRETOKENIZER_PATTERN, Tokenizer, load_tokenizer
-from modicum.tokenizer.roles import Roles, post_processor_of
 from modicum.tokenizer.special import special_entry
 from modicum.tokenizer.vocabulary import is_byte_level, is_control
 
 Value = bool | int | float | str | list[str] | list[int] | list[float]
 
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 _BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
 _LISTS = {"tokens": str, "token_type": int}
-_ROLES = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding", "unk_token": "unknown"}
 _LLAMA3 = PRETOKENIZER_PATTERN.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
 
 
@@ -123,6 +132,7 @@ def pre_tokenizer_name(definition: Mapping[str, Any]) -> str:
 
 def tokenizer_of(values: Mapping[str, Any], origin: str) -> Tokenizer:
     """The tokenizer of a file's keys. Raises UserError, `origin` in front, for one that is of no known kind."""
+    check_types(values, origin)
     tokens, kinds = (_listed(values, f"tokenizer.ggml.{key}", kind, origin) for key, kind in _LISTS.items())
     model, name = values.get("tokenizer.ggml.model"), values.get("tokenizer.ggml.pre")
     if model != "llama" and (model != "gpt2" or name not in _NAMES):
@@ -130,6 +140,9 @@ def tokenizer_of(values: Mapping[str, Any], origin: str) -> Tokenizer:
             f"{origin}: a tokenizer of model {str(model)[:40]!r}, pre-tokenizer {str(name)[:40]!r}; llama is read, and "
             f"gpt2 with {', '.join(_NAMES)}. Name the model's own tokenizer.json or tokenizer.model with --tokenizer"
         )
+    strange = sorted({kind for kind in kinds if not NORMAL <= kind <= BYTE})
+    if strange:
+        raise UserError(f"{origin}: tokenizer.ggml.token_type: {strange[0]} is no kind of token; 1 to 6 are")
     used = {token: number for number, token in enumerate(tokens) if number < len(kinds) and kinds[number] != UNUSED}
     if len(kinds) != len(tokens) or len(used) != sum(kind != UNUSED for kind in kinds):
         raise UserError(f"{origin}: {len(tokens):,} tokens with {len(kinds):,} kinds, or one token stands twice")
@@ -140,7 +153,9 @@ def tokenizer_of(values: Mapping[str, Any], origin: str) -> Tokenizer:
     ]
     if model == "llama":
         given = _listed(values, "tokenizer.ggml.scores", float, origin)
-        prefix = values.get("tokenizer.ggml.add_space_prefix", True) is True
+        if not all(map(math.isfinite, given)):
+            raise UserError(f"{origin}: tokenizer.ggml.scores: holds NaN or infinity")
+        prefix = values.get("tokenizer.ggml.add_space_prefix", True)
         definition = pieces_definition(used, [kind == NORMAL for kind in kinds], given, prefix, origin)
         unknown = [token for token, number in used.items() if kinds[number] == UNKNOWN]
         definition["model"]["unk_token"] = unknown[0] if unknown else None
@@ -149,14 +164,13 @@ def tokenizer_of(values: Mapping[str, Any], origin: str) -> Tokenizer:
         pre_tokenizer, whole = _NAMES[str(name)]
         definition = _byte_level_definition(used, merges, pre_tokenizer, whole)
     definition["added_tokens"] = added
-    roles = _roles(values, tokens, origin)
-    definition["post_processor"] = _around(values, roles, definition["model"]["vocab"])
+    roles = roles_of(values, tokens, kinds, origin)
+    definition["post_processor"] = around(values, roles, definition["model"]["vocab"])
     with tempfile.TemporaryDirectory(prefix="modicum-") as place:
         write_json(Path(place) / "tokenizer.json", definition)
         write_json(Path(place) / "tokenizer_config.json", roles)
-        template = values.get("tokenizer.chat_template")
-        if isinstance(template, str):
-            write_text(Path(place) / "chat_template.jinja", template)
+        if "tokenizer.chat_template" in values:
+            write_text(Path(place) / "chat_template.jinja", values["tokenizer.chat_template"])
         try:
             return load_tokenizer(Path(place), missing="keep")
         except UserError as error:
@@ -193,29 +207,6 @@ def _listed(values: Mapping[str, Any], key: str, kind: type, origin: str) -> lis
     if not isinstance(found, list) or not all(type(item) is kind for item in found):
         raise UserError(f"{origin}: {key}: expected a list of {kind.__name__}; it has none, or another")
     return found
-
-
-def _roles(values: Mapping[str, Any], tokens: list[str], origin: str) -> dict[str, str]:
-    """The content of tokenizer_config.json. One token for beginning and end is the end's."""
-    ids = {role: values.get(f"tokenizer.ggml.{key}_token_id") for role, key in _ROLES.items()}
-    wrong = [role for role, number in ids.items() if number is not None and not _is_id(number, len(tokens))]
-    if wrong:
-        raise UserError(f"{origin}: {', '.join(f'{role} {ids[role]!r}'[:60] for role in wrong)} is no token's id")
-    if ids["bos_token"] == ids["eos_token"]:
-        del ids["bos_token"]
-    return {role: tokens[number] for role, number in ids.items() if number is not None}
-
-
-def _around(values: Mapping[str, Any], roles: Mapping[str, str], vocab: Mapping[str, int]) -> dict[str, Any] | None:
-    """The post-processor for what the file puts around a text. llama.cpp's own rule for what is not said is no."""
-    eos = roles.get("eos_token")
-    opens = roles.get("bos_token", eos) if values.get("tokenizer.ggml.add_bos_token") is True else None
-    closes = eos if values.get("tokenizer.ggml.add_eos_token") is True else None
-    return post_processor_of(Roles(eos="", pad="", opens=opens, closes=closes), vocab)
-
-
-def _is_id(number: Any, tokens: int) -> bool:
-    return type(number) is int and 0 <= number < tokens
 
 
 def _tokens(definition: Mapping[str, Any], rows: int) -> tuple[list[str], list[int]]:
