@@ -17,7 +17,7 @@ from modicum.exchange.gguf_weights import file_tensors
 from modicum.exchange.gguf_writing import file_metadata, write_gguf
 from modicum.model import Decoder
 from modicum.store import UserError
-from modicum.tokenizer import sentencepiece_tokenizer
+from modicum.tokenizer import sentencepiece_tokenizer, train_tokenizer
 
 ADD_BOS, BOS = "tokenizer.ggml.add_bos_token", "tokenizer.ggml.bos_token_id"
 IDS = [f"tokenizer.ggml.{role}_token_id" for role in ("bos", "eos", "eot", "padding", "unknown")]
@@ -187,3 +187,48 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path):
     for name in ("pipe.gguf", "folder.gguf", "none.gguf"):
         with pytest.raises(UserError, match=f"{name}: missing, or no regular file"):
             read_gguf(tmp_path / name)
+
+
+def test_a_tokenizer_of_another_model_is_refused(written, tmp_path):
+    other = train_tokenizer(["zebra quilts jump over vexing foxes"] * 40, vocab_size=384, min_frequency=2,
+                            sample_bytes=10**6, seed=0)[0]  # fmt: skip
+    other.save(tmp_path / "other")
+    with pytest.raises(
+        UserError, match=r"tokenizer\.json: another tokenizer than .*\n  id \d+: '.+' in the model's"
+    ) as told:
+        import_checkpoint(written(), dialect="gguf", out=tmp_path / "ours", tokenizer=tmp_path / "other")
+    assert re.search(r"\n  and \d+ more$", str(told.value))
+    assert not (tmp_path / "ours").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"tokenizer.ggml.eos_token_id": 5}, "a text ends with id 5 by the model's file, 0 here"),
+        ({ADD_BOS: True}, "a text begins with id 0 by the model's file, None here"),
+        ({"tokenizer.ggml.eot_token_id": 5000}, "an answer would end at 5000, which is no token's id"),
+    ],
+)
+def test_a_tokenizer_that_ends_or_begins_texts_otherwise_is_refused(changes, word, tokenizer, written, tmp_path):
+    tokenizer.save(tmp_path / "named")
+    with pytest.raises(UserError, match=word):
+        import_checkpoint(written(**changes), dialect="gguf", out=tmp_path / "ours", tokenizer=tmp_path / "named")
+
+
+def test_a_file_keeps_its_ends_beside_a_tokenizer_that_is_named(tokenizer, imported, tmp_path):
+    tokenizer.save(tmp_path / "named")
+    ours = imported(tokenizer=tmp_path / "named", **{"tokenizer.ggml.pre": "falcon", "tokenizer.ggml.eot_token_id": 7})
+    assert 7 in ours.stop_ids
+
+
+def test_a_chat_that_names_no_end_of_turn_ends_where_it_does_in_llama_cpp(tokenizer, imported, tmp_path):
+    ours = imported(**{"tokenizer.ggml.eot_token_id": None, "tokenizer.chat_template": "{{ messages }}"})
+    (number,) = tokenizer.special_ids & {tokenizer.definition["model"]["vocab"]["<|im_end|>"]}
+    assert number in ours.stop_ids
+    assert set(ours.stop_ids) == set(ask(tmp_path / "model.gguf").ends)
+
+
+def test_a_files_own_sentencepiece_model_may_be_named(imported, pieces, tmp_path):
+    spoken = pieces(unk_id=0, bos_id=1, eos_id=2, pad_id=3)
+    ours = imported(spoken, tokenizer=tmp_path / "tokenizer.model")
+    assert ours.tokenizer.encode("a model") == spoken.encode("a model")

@@ -10,6 +10,7 @@ from modicum.checkpoint.save import write_model
 from modicum.exchange.foreign import Foreign, read_foreign
 from modicum.exchange.gguf_file import read_gguf
 from modicum.exchange.gguf_importing import foreign_of
+from modicum.exchange.gguf_roles import check_named, check_types, ends_of
 from modicum.exchange.gguf_vocabulary import tokenizer_of
 from modicum.exchange.layouts import relaid
 from modicum.exchange.names import Dialect
@@ -104,10 +105,16 @@ def _read_gguf(path: Path, tokenizer: Path | None) -> tuple[Foreign, Path, Token
     foreign = foreign_of(file)
     if tokenizer is not None:
         named = _tokenizer_file(path.parent, "hf", tokenizer)
-        return foreign, named, _read_tokenizer(named, "hf"), []
-    spoken = tokenizer_of(file.values, str(path))
-    ends = [file.values.get(f"tokenizer.ggml.{role}_token_id") for role in ("eot", "eos")]
-    return foreign, path, spoken, [number for number in ends if type(number) is int and number < spoken.vocab_size]
+        spoken, source = _read_tokenizer(named, "hf"), named
+        check_types(file.values, str(path))
+        check_named(file.values, spoken, named, str(path))
+    else:
+        spoken, source = tokenizer_of(file.values, str(path)), path
+    ends = ends_of(file.values)
+    strange = [number for number in ends if not 0 <= number < spoken.vocab_size]
+    if strange:
+        raise UserError(f"{path}: an answer would end at {strange[0]}, which is no token's id")
+    return foreign, source, spoken, ends
 
 
 def refuse_taken(out: Path) -> None:
