@@ -28,6 +28,7 @@ def test_llama_cpp_says_of_every_shape_what_the_checkpoint_says(shape, tokenizer
     assert report.proof.quality.positions == 6 * 12
     assert report.proof.quality.clear_differing == 0
     assert report.proof.same_continuations == report.proof.continuations == 6
+    assert report.notes == ()
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["model-f32.gguf", "parity.json"]
     written = json.loads((tmp_path / "out" / "parity.json").read_text())
     assert written["proof"]["compared"][3]["tokens"] == 40
@@ -174,6 +175,8 @@ def test_what_llama_cpp_has_no_word_for_is_refused_by_name(changes, word, tokeni
 def test_a_base_model_and_no_template_go_out_too(tokenizer, tmp_path):
     folder = gguf_models.save(tokenizer, tmp_path, chat=False, max_position_embeddings=3)
     report = export_gguf(folder, out=tmp_path / "out")
+    note = f"an answer ends at <|im_end|> (id {tokenizer.end_of_turn_id}) in llama.cpp, and goes on in the checkpoint"
+    assert report.notes == (note,)
     assert [one.tokens for one in report.proof.compared] == [1, 2, 3]
     assert report.proof.continuations == 0  # no room for one
 

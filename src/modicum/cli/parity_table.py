@@ -48,6 +48,7 @@ def gguf_lines(report: GgufReport) -> list[str]:
         f"    top-1 agreement {quality.agreement:.2%} (asked for {limits.agreement:.2%})",
         f"    with a first choice ahead by more than 0.01: {quality.clear:,}; another one at {quality.clear_differing}",
         f"  {proof.same_continuations} of {proof.continuations} greedy continuations the same to the end",
+        *(f"  {note}" for note in report.notes),
         f"  {report.bytes:,} bytes; the checkpoint's weights are {report.checkpoint_bytes:,}",
     ]
     reasons = groupby(sorted(report.fallbacks, key=lambda item: item[1:]), key=lambda item: item[1:])

@@ -13,12 +13,13 @@ from modicum.exchange.gguf_weights import Quant, file_tensors, gguf_library
 from modicum.exchange.gguf_writing import file_metadata, write_gguf
 from modicum.exchange.importing import refuse_taken
 from modicum.store import UserError, atomic_directory, write_json
+from modicum.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
 class GgufReport:
     """What was written: the file, its bytes and those of the checkpoint's weights; fallbacks: tensor, type, reason of
-    those that did not take the type that was asked for; and what llama.cpp said."""
+    those that did not take the type that was asked for; what llama.cpp said; notes: what it does otherwise."""
 
     out: Path
     file: str
@@ -29,6 +30,7 @@ class GgufReport:
     fallbacks: tuple[tuple[str, str, str], ...]
     limits: Limits
     proof: Proof
+    notes: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain JSON data."""
@@ -74,6 +76,12 @@ def export_gguf(
             fallbacks=tuple((tensor.name, tensor.kind, tensor.fallback or "") for tensor in others),
             limits=limits,
             proof=proof,
+            notes=tuple(_ends_more(loaded.tokenizer, number) for number in proof.more_ends),
         )
         write_json(unfinished / "parity.json", {key: v for key, v in report.to_dict().items() if key != "out"})
     return report
+
+
+def _ends_more(tokenizer: Tokenizer, number: int) -> str:
+    names = {number: token for token, number in tokenizer.definition["model"]["vocab"].items()}
+    return f"an answer ends at {names.get(number, 'a token')} (id {number}) in llama.cpp, and goes on in the checkpoint"

@@ -36,7 +36,7 @@ _ROWS = 64
 class Proof:
     """What was compared: keys and tensors of the file; texts, of which characters, with equal ids; logits of prompts;
     the quality on the model's own texts, and of rounded weights on those prompts; greedy continuations, and how many of
-    them are the same to the end."""
+    them are the same to the end; more_ends: ids at which an answer ends in llama.cpp and goes on in the checkpoint."""
 
     keys: int
     tensors: int
@@ -47,6 +47,7 @@ class Proof:
     prompts: Quality | None
     continuations: int
     same_continuations: int
+    more_ends: tuple[int, ...]
 
 
 def prove_gguf(
@@ -88,7 +89,8 @@ def prove_gguf(
         lines = [f"{name}: llama.cpp does not say what the checkpoint says, and it was not written", *faults]
         raise UserError("\n  ".join([*lines, *([f"it is as if {cause}"] if cause else [])]))
     same = [_goes_on(speak, start, ids) for start, ids in zip(begun, answer.greedy, strict=True)]
-    return Proof(keys, tensors, len(texts), UNICODE, compared, measured, of_prompts, len(same), sum(same))
+    ends = tuple(sorted({*answer.ends} - {*checkpoint.stop_ids}))
+    return Proof(keys, tensors, len(texts), UNICODE, compared, measured, of_prompts, len(same), sum(same), ends)
 
 
 def _with_long(truth: Truth, config: ModelConfig, speak: Speaker) -> Truth:
