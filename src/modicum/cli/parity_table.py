@@ -33,7 +33,7 @@ def gguf_lines(report: GgufReport) -> list[str]:
         []
         if proof.prompts is None
         else [
-            f"  on those prompts, under the limits below: mean KL divergence {proof.prompts.mean_kl:.2e}, "
+            f"  on those prompts: mean KL divergence {proof.prompts.mean_kl:.2e}, "
             f"99th percentile {proof.prompts.tail_kl:.2e}, top-1 agreement {proof.prompts.agreement:.2%}"
         ]
     )
