@@ -1,8 +1,10 @@
 """The figures of `bench train`: same network, same targets, right arithmetic, and the shape that --json prints."""
 
+import gc
 import json
 import subprocess
 import sys
+from contextlib import ExitStack
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from modicum.bench import Peer, bench_training
 from modicum.bench import training as room
 from modicum.bench.matrix_peak import matrix_gflops
 from modicum.bench.result import Bench, Row
-from modicum.bench.training_worker import _batch, _transformers
+from modicum.bench.training_worker import _batch, _modicum, _transformers
 from modicum.cli.bench import PresetName
 from modicum.cli.bench_table import bench_lines
 from modicum.model import Decoder, ModelConfig
@@ -52,7 +54,7 @@ def test_the_peer_learns_from_the_same_targets_on_the_same_network():
 
 def test_the_peers_update_moves_all_of_its_weights():
     order = {"mode": "eager", "dtype": "bfloat16", "our_allocator": False}
-    update, mode, dtype = _transformers(CONFIG, _batch(CONFIG, 2, 16), order)
+    update, mode, dtype = _transformers(CONFIG, _batch(CONFIG, 2, 16), order, ExitStack())
     assert (mode, dtype) == ("bfloat16 eager", "bfloat16")
     parameters = [cell.cell_contents for cell in update.__closure__ if isinstance(cell.cell_contents, torch.nn.Module)]
     before = [weight.detach().clone() for weight in parameters[0].parameters()]
@@ -79,8 +81,19 @@ def test_speeds_are_medians_and_gflops_follow_from_the_models_arithmetic(monkeyp
     assert len(found.rows) == 2
 
 
-def test_the_machines_peak_is_no_less_than_a_plain_product():
-    assert matrix_gflops(64, torch.float32, rows=256, repeats=3) > 0.1
+def test_ours_is_measured_under_the_trainers_own_settings_until_the_end():
+    order = {"dtype": "float32", "activation_checkpointing": False}
+    with ExitStack() as settings:
+        _modicum(CONFIG, _batch(CONFIG, 2, 16), order, settings)
+        gc.collect()
+        assert torch.are_deterministic_algorithms_enabled()
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_the_machines_peak_is_its_operations_by_the_median_of_the_times(monkeypatch):
+    moments = iter([0.0, 0.5, 1.0, 1.25, 2.0, 11.0])  # half a second, a quarter, nine
+    monkeypatch.setattr("modicum.bench.matrix_peak.time.perf_counter", lambda: next(moments))
+    assert matrix_gflops(64, torch.float32, rows=256, repeats=3) == 2 * 256 * 64 * 256 / 0.5 / 1e9
 
 
 def test_a_peers_options_need_a_peer_and_presets_are_those_of_recipes():

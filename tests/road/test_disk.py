@@ -11,10 +11,10 @@ from modicum.road.disk import checkpoints_kept, saved_steps
 def most_at_once(root, settings, steps, best_looks):
     """Save, mark and prune as training does; returns the most checkpoints that lay there after any pruning."""
     most = 0
-    for step in sorted(saved_steps(settings, steps)):
-        is_look = step % settings.evaluate_every_steps == 0
-        if is_look and step not in best_looks and step % settings.checkpoint_every_steps and step != steps:
-            continue  # a look that was not the best so far, off the interval: nothing is saved
+    for step in range(1, steps + 1):
+        if step % settings.checkpoint_every_steps and step != steps and step not in best_looks:
+            continue
+        assert step in saved_steps(settings, steps)
         folder = step_folder(root, step)
         folder.mkdir(parents=True)
         point(root / "last", folder)

@@ -4,6 +4,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from statistics import median
 from typing import Any
 
@@ -25,13 +26,14 @@ def measure(order: dict[str, Any]) -> dict[str, Any]:
     config = ModelConfig(**order["config"])
     prepare = {"modicum": _modicum, "transformers": _transformers}[order["system"]]
     batch = _batch(config, order["rows"], order["length"])
-    update, mode, dtype = prepare(config, batch, order)
-    update()
     seconds = []
-    for _ in range(order["updates"]):
-        start = time.perf_counter()
+    with ExitStack() as settings:
+        update, mode, dtype = prepare(config, batch, order, settings)
         update()
-        seconds.append(time.perf_counter() - start)
+        for _ in range(order["updates"]):
+            start = time.perf_counter()
+            update()
+            seconds.append(time.perf_counter() - start)
     peak = peak_memory_bytes() / 1e6
     speed = batch.documents.numel() / median(seconds)
     return {
@@ -53,12 +55,14 @@ def _batch(config: ModelConfig, rows: int, length: int) -> Batch:
     return Batch(ids, positions, torch.zeros(rows, length, dtype=torch.int32), supervised)
 
 
-def _modicum(config: ModelConfig, batch: Batch, order: dict[str, Any]) -> tuple[Callable[[], object], str, str]:
-    """Everything as the trainer does it, for a run that is long enough to compile."""
+def _modicum(
+    config: ModelConfig, batch: Batch, order: dict[str, Any], settings: ExitStack
+) -> tuple[Callable[[], object], str, str]:
+    """Everything as the trainer does it, for a run that is long enough to compile. settings: holds PyTorch's for us."""
     wishes = Wishes("cpu", order["dtype"], activation_checkpointing=order["activation_checkpointing"])
     choices = choose(wishes, flops=_ALWAYS, earlier=None, say=lambda _: None)
     keep_freed_memory()
-    prepared(choices).__enter__()  # until this process ends
+    settings.enter_context(prepared(choices))
     model = Decoder(config).train()
     model.activation_checkpointing = choices.activation_checkpointing
     loss = SupervisedLoss(model, device=torch.device("cpu"), dtype=choices.torch_dtype, compiled=choices.compile)
@@ -71,7 +75,12 @@ def _modicum(config: ModelConfig, batch: Batch, order: dict[str, Any]) -> tuple[
     return update, mode + (", activation checkpointing" if choices.activation_checkpointing else ""), choices.dtype
 
 
-def _transformers(config: ModelConfig, batch: Batch, order: dict[str, Any]) -> tuple[Callable[[], object], str, str]:
+def _transformers(
+    config: ModelConfig,
+    batch: Batch,
+    order: dict[str, Any],
+    settings: ExitStack,  # noqa: ARG001 (it needs none)
+) -> tuple[Callable[[], object], str, str]:
     """The step of a plain PyTorch training script around a transformers model."""
     try:
         from transformers import AutoConfig, AutoModelForCausalLM
