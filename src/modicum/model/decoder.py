@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
 from modicum.model.block import DecoderBlock
@@ -54,6 +53,16 @@ class Decoder(nn.Module):
         self.attention_block = 128
         self.activation_checkpointing = False
         self.init_weights(0)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are, and so where ids must be."""
+        return self.model.norm.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the hidden states, and of a cache's keys and values; rounded weights have others of their own."""
+        return self.model.norm.weight.dtype
 
     def init_weights(self, seed: int | torch.Generator) -> None:
         """Draw all weights anew (see model/init.py). The same seed gives the same weights on every machine."""
@@ -116,8 +125,10 @@ class Decoder(nn.Module):
 
     def head(self, hidden_BTD: Tensor) -> Tensor:
         """Logits (..., V) of (..., hidden)."""
-        weight = self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
-        return linear(hidden_BTD, weight)
+        logits: Tensor = (
+            self.model.embed_tokens.project(hidden_BTD) if self.lm_head is None else self.lm_head(hidden_BTD)
+        )
+        return logits
 
     def check_ids(self, ids: Tensor) -> None:
         """Raises UserError when an id is negative or beyond the vocabulary. Waits for the device that holds them."""

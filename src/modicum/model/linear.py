@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from modicum.store import UserError
 
@@ -14,6 +15,10 @@ class Linear(nn.Linear):
 class Embedding(nn.Embedding):
     def reset_parameters(self) -> None:
         """Left to init_weights or to the checkpoint, which would only overwrite it."""
+
+    def project(self, x: Tensor) -> Tensor:
+        """Logits (..., V) of (..., hidden), where head and embedding are tied."""
+        return linear(x, self.weight)
 
 
 def check_ids(ids: Tensor, vocab_size: int) -> None:

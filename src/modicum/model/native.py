@@ -1,0 +1,74 @@
+"""The kernel in C++: compiled for this processor when a rounded model is first made, kept in the user's cache.
+
+Without a compiler, or headers of PyTorch's that it does not know, the plain operations do the same work slower.
+"""
+
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+from modicum.store import processor_flags, processor_name
+
+SOURCE = Path(__file__).with_name("kernels") / "quantized_linear.cpp"
+_LIMIT_SECONDS = 300
+
+
+@functools.cache
+def kernel_fault() -> str | None:
+    """Load the kernel; None when it is there, otherwise the line that says why it is not. Tried once a process."""
+    compiler = os.environ.get("CXX") or next((name for name in ("g++", "clang++") if shutil.which(name)), None)
+    if compiler is None:
+        return "no C++ compiler; on Debian, `apt install g++` brings one"
+    home = Path(torch.__file__).parent
+    command = [
+        *compiler.split(),
+        *("-O3", "-march=native", "-std=c++20", "-fPIC", "-shared"),
+        *(("-undefined", "dynamic_lookup") if sys.platform == "darwin" else ("-fopenmp",)),
+        f"-I{home / 'include'}",
+        str(SOURCE),
+        *(f"-L{home / 'lib'}", f"-Wl,-rpath,{home / 'lib'}", "-ltorch_cpu"),
+    ]
+    library = _place(command)
+    if not library.is_file():
+        fault = _build(command, library)
+        if fault is not None:
+            return fault
+    try:
+        torch.ops.load_library(str(library))  # type: ignore[no-untyped-call]
+    except (OSError, RuntimeError) as error:
+        library.unlink(missing_ok=True)  # cut off by a full disk, say: made anew the next time
+        return f"{library}: {error}"
+    return None
+
+
+def _place(command: list[str]) -> Path:
+    """Where the library lies: a name for each source, compiler, release of PyTorch and processor."""
+    parts = (SOURCE.read_text("utf-8"), *command, torch.__version__, processor_name(), *sorted(processor_flags()))
+    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "modicum" / f"quantized_linear-{digest}.so"
+
+
+def _build(command: list[str], library: Path) -> str | None:
+    """Compile into `library`, whole or not at all; what the compiler says where it fails."""
+    try:
+        library.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=library.parent, prefix=".tmp-") as folder:
+            made = Path(folder) / library.name
+            ended = subprocess.run(
+                [*command, "-o", str(made)], capture_output=True, text=True, check=False, timeout=_LIMIT_SECONDS
+            )
+            if ended.returncode:
+                lines = ended.stderr.strip().splitlines() or ["without a word"]
+                return f"{command[0]}: {next((line for line in lines if 'error' in line), lines[-1])[:200]}"
+            made.replace(library)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{command[0]}: {error}"
+    return None
