@@ -3,7 +3,7 @@
 import pytest
 
 from modicum.generate import ChatSession, SamplingParams
-from modicum.generate.batch import Batch
+from modicum.generate.decoding import Decoding
 from modicum.store import UserError
 
 SHORT = SamplingParams(temperature=0, max_new_tokens=6)
@@ -103,15 +103,15 @@ def test_an_interrupted_answer_is_remembered_as_far_as_it_was_said(tokenizer, sp
 
 
 def test_an_interrupt_in_the_middle_of_a_step_keeps_what_was_said(generator, monkeypatch):
-    step, steps = Batch.step, []
+    step, steps = Decoding.step, []
 
-    def interrupted(batch):
-        steps.append(batch)
+    def interrupted(decoding):
+        steps.append(decoding)
         if len(steps) == 9:
             raise KeyboardInterrupt
-        return step(batch)
+        return step(decoding)
 
-    monkeypatch.setattr(Batch, "step", interrupted)
+    monkeypatch.setattr(Decoding, "step", interrupted)
     chat = ChatSession(generator, SamplingParams(seed=1, max_new_tokens=30), reserve=30)
     said = ""
     with pytest.raises(KeyboardInterrupt):

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from modicum.generate.engine import Chunk, Generator
+from modicum.generate.answer import Chunk
+from modicum.generate.generator import Generator
 from modicum.generate.params import SamplingParams
 from modicum.store import UserError
 from modicum.tokenizer import Rendered, Tokenizer

@@ -1,210 +1,193 @@
-"""Prompts in, completions out: whole, or as they come."""
+"""Many callers, one model: a thread that decodes whatever was submitted, and gives each caller its own answer."""
 
-from collections.abc import Generator as Stream
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Literal
+import threading
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 
 import torch
-from torch import nn
 
-from modicum.generate.batch import Batch
+from modicum.generate.choice import TokenMask
+from modicum.generate.decoding import Decoding, Request
+from modicum.generate.generator import Generator, evaluation_mode
 from modicum.generate.params import SamplingParams
-from modicum.generate.text import TextStream
-from modicum.model import Decoder
-from modicum.store import UserError
-from modicum.tokenizer import Tokenizer
-from modicum.tokenizer.special import TOOL_MARKERS
-
-FinishReason = Literal["stop", "length"]
+from modicum.generate.ticket import QueueFull, Ticket
 
 
 @dataclass(frozen=True)
-class Completion:
-    """One answer. `ids` are all tokens that were sampled, the one that ended it included, `logprobs` (nats, finite)
-    theirs under the model's own distribution. `text` has no stop id, no stop string, and no control token.
+class EngineNumbers:
+    """How the engine stands, for monitoring. Those from `requests` on are totals since it was made.
 
-    finish_reason: "stop" when a stop id or a stop string ended it, "length" when a limit or the context did.
+    tokens_in: prompt tokens, cached_in: those of them that a slot still held; tokens_out: sampled ones.
+    prefix_hits: requests that found any of their prompt in a slot.
     """
 
-    ids: list[int]
-    text: str
-    finish_reason: FinishReason
-    logprobs: list[float]
+    slots: int
+    active: int
+    queued: int
+    requests: int
+    finished: int
+    cancelled: int
+    failed: int
+    rejected: int
+    tokens_in: int
+    cached_in: int
+    tokens_out: int
+    prefix_hits: int
+    steps: int
 
 
-@dataclass(frozen=True)
-class Chunk:
-    """A piece of an answer as it comes. The last one, and only it, has a finish_reason; its text may be empty.
+class Engine:
+    """Serves one generator's model from a thread of its own, up to `slots` requests at once, others in a queue.
 
-    The texts, ids and logprobs of all chunks together are those of the Completion.
+    context: tokens of one slot, by default the model's. max_queue: requests that may wait. prefill_chunk: prompt tokens
+    between two steps of those that are already answering. compiled: decode through torch.compile.
     """
-
-    text: str
-    ids: list[int]
-    logprobs: list[float]
-    finish_reason: FinishReason | None
-
-
-class Generator:
-    """A model and its tokenizer, ready to answer. Holds no state between calls.
-
-    stop_ids: ids that end every answer; those of a checkpoint, or `[tokenizer.eot_id]` for a base model.
-    Padding, reserved tokens, the start of a turn, and rows of the embedding without a token are never sampled.
-    Raises UserError when the tokenizer has more ids than the model.
-    """
-
-    def __init__(self, model: Decoder, tokenizer: Tokenizer, *, stop_ids: Sequence[int]) -> None:
-        rows = model.config.vocab_size
-        if tokenizer.vocab_size > rows:
-            raise UserError(
-                f"the tokenizer has {tokenizer.vocab_size} ids and the model's vocabulary {rows}: they are not of one "
-                "checkpoint"
-            )
-        self.model = model
-        self.tokenizer = tokenizer
-        self.stop_ids = frozenset(stop_ids)
-        self._spoken = {i for i in tokenizer.special_ids if tokenizer.id_bytes(i).decode() in TOOL_MARKERS}
-        wanted = {tokenizer.eot_id, tokenizer.end_of_turn_id, *self._spoken, *stop_ids}
-        empty = (i for i in range(tokenizer.vocab_size) if not tokenizer.id_bytes(i))
-        never = (tokenizer.special_ids - wanted).union(empty, range(tokenizer.vocab_size, rows))
-        self._never = torch.tensor(sorted(never), dtype=torch.int64)
-
-    @property
-    def context(self) -> int:
-        """How many tokens prompt and answer may have together."""
-        return self.model.config.max_position_embeddings
-
-    def generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        params: SamplingParams | Sequence[SamplingParams],
-        *,
-        batch_size: int = 16,
-    ) -> list[Completion]:
-        """A completion for each prompt (token ids), in their order; `params` for all of them, or one each.
-
-        An empty prompt is that of a document's start. Prompts of like length are decoded
-        together, batch_size at a time. Raises UserError for an id beyond the vocabulary and for a prompt longer than
-        the context.
-        """
-        each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
-        if len(each) != len(prompts):
-            raise ValueError(f"{len(prompts)} prompts, but parameters for {len(each)}")
-        answers = [
-            self._answer(self._checked(prompt, f"prompt {number}"), p)
-            for number, (prompt, p) in enumerate(zip(prompts, each, strict=True), 1)
-        ]
-        waiting = sorted((answer for answer in answers if answer.limit), key=lambda answer: len(answer.prompt))
-        with evaluation_mode(self.model):
-            for start in range(0, len(waiting), batch_size):
-                for _ in self._decode(waiting[start : start + batch_size]):
-                    pass
-        return [answer.completion() for answer in answers]
-
-    def stream(self, prompt: Sequence[int], params: SamplingParams) -> Stream[Chunk, None, None]:
-        """The same completion as `generate` gives, in pieces, each as soon as its text is certain.
-
-        Faults of the prompt are raised here, before the first piece. Closing the iterator frees all memory.
-        """
-        return self._stream(self._answer(self._checked(prompt, "prompt"), params))
-
-    def _stream(self, answer: "_Answer") -> Stream[Chunk, None, None]:
-        given = texts = 0
-        if answer.limit:
-            with evaluation_mode(self.model):
-                for _ in self._decode([answer]):
-                    text = "".join(answer.texts[texts:])
-                    if text and not answer.finish_reason:
-                        yield Chunk(text, answer.ids[given:], answer.logprobs[given:], None)
-                        given, texts = len(answer.ids), len(answer.texts)
-        whole = answer.completion()
-        yield Chunk("".join(answer.texts[texts:]), whole.ids[given:], whole.logprobs[given:], whole.finish_reason)
-
-    def _decode(self, answers: "list[_Answer]") -> Iterator[None]:
-        """Run one batch to its end; yields after every step."""
-        batch = Batch(
-            self.model,
-            [answer.prompt for answer in answers],
-            [answer.params for answer in answers],
-            [answer.limit for answer in answers],
-            self._never,
-        )
-        while batch.live:
-            for number, token, logprob in batch.step():
-                answers[number].take(token, logprob)
-                if answers[number].finish_reason:
-                    batch.retire(number)
-            yield
-
-    def _checked(self, prompt: Sequence[int], name: str) -> list[int]:
-        ids = list(prompt) or [self.tokenizer.bos_id]
-        beyond = next((i for i in ids if not 0 <= i < self.model.config.vocab_size), None)
-        if beyond is not None:
-            raise UserError(
-                f"{name}: token id {beyond} is outside the model's vocabulary of {self.model.config.vocab_size}; "
-                "encode the text with this checkpoint's tokenizer"
-            )
-        if len(ids) > self.context:
-            raise UserError(f"{name}: {len(ids)} tokens are more than the context of {self.context}; shorten it")
-        return ids
-
-    def _answer(self, prompt: list[int], params: SamplingParams) -> "_Answer":
-        limit = min(params.max_new_tokens, self.context - len(prompt))
-        return _Answer(prompt, params, limit, self.stop_ids.union(params.stop_ids), self.tokenizer, self._spoken)
-
-
-class _Answer:
-    """One completion in the making."""
 
     def __init__(
         self,
-        prompt: list[int],
-        params: SamplingParams,
-        limit: int,
-        stop_ids: frozenset[int],
-        tokenizer: Tokenizer,
-        spoken: set[int],
+        generator: Generator,
+        *,
+        slots: int = 8,
+        context: int | None = None,
+        max_queue: int = 64,
+        prefill_chunk: int = 256,
+        compiled: bool = True,
     ) -> None:
-        self.prompt, self.params, self.limit = prompt, params, limit
-        self.ids: list[int] = []
-        self.logprobs: list[float] = []
-        self.texts: list[str] = []
-        self.finish_reason: FinishReason | None = None if limit else "length"
-        self._stop_ids, self._tokenizer = stop_ids, tokenizer
-        self._silent = tokenizer.special_ids - spoken
-        self._stream = TextStream(params.stop)
+        self._generator, self._max_queue = generator, max_queue
+        self._context = min(context or generator.context, generator.context)
+        self._decoding = Decoding(
+            generator.model,
+            generator.never,
+            slots=slots,
+            capacity=self._context,
+            chunk=prefill_chunk,
+            keep=True,
+            compiled=compiled,
+        )
+        # guards everything below, but for the decoding, which is the thread's own; never held while a caller is called
+        self._changed = threading.Condition()
+        self._queue: deque[Ticket] = deque()
+        self._at_work: dict[Request, Ticket] = {}
+        self._totals = Counter[str]()
+        self._warm = self._closing = self._dropping = False
+        self._fault: Exception | None = None
+        # a thread does not inherit the number that was set in another
+        self._threads = torch.get_num_threads()
+        self._thread = threading.Thread(target=self._run, name="modicum-engine", daemon=True)
 
-    def take(self, token: int, logprob: float) -> None:
-        """One more token: find out whether it ends the answer, and what text is certain now."""
-        before = self.ids[-1] if self.ids else self.prompt[-1]
-        self.ids.append(token)
-        self.logprobs.append(logprob)
-        if token in self._stop_ids:
-            self.texts.append(self._stream.finish())
-            self.finish_reason = "stop"
-            return
-        if token not in self._silent:
-            self.texts.append(self._stream.feed(self._tokenizer.bytes_after(token, before)))
-        if len(self.ids) == self.limit:
-            self.texts.append(self._stream.finish())
-            self.finish_reason = "length"
-        if self._stream.stopped:
-            self.finish_reason = "stop"
+    @property
+    def ready(self) -> bool:
+        """Whether it answers: started, warm, neither closing nor broken."""
+        return self._warm and not self._closing and self._fault is None
 
-    def completion(self) -> Completion:
-        """The finished answer."""
-        assert self.finish_reason is not None
-        return Completion(self.ids, "".join(self.texts), self.finish_reason, self.logprobs)
+    @property
+    def fault(self) -> Exception | None:
+        """What ended the thread, where that was an error."""
+        return self._fault
 
+    def start(self) -> None:
+        """Make everything warm, then serve, in the engine's thread; returns at once. What is submitted waits."""
+        self._thread.start()
 
-@contextmanager
-def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Without dropout inside; afterwards the model trains again if it did before."""
-    training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(training)
+    def submit(self, prompt: Sequence[int], params: SamplingParams, *, mask: TokenMask | None = None) -> Ticket:
+        """Queue a request. Raises QueueFull, UserError for a bad prompt, RuntimeError when closed or broken."""
+        ticket = Ticket(Request(self._generator.answer(prompt, params, context=self._context), mask), self._stir)
+        with self._changed:
+            if self._fault is not None:
+                raise RuntimeError("the engine has failed") from self._fault
+            if self._closing:
+                raise RuntimeError("the engine is closed")
+            if len(self._queue) >= self._max_queue:
+                self._totals["rejected"] += 1
+                raise QueueFull(f"{self._max_queue} requests are waiting already; try again later")
+            self._totals["requests"] += 1
+            self._totals["tokens_in"] += ticket.prompt_tokens
+            self._queue.append(ticket)
+            self._changed.notify_all()
+        return ticket
+
+    def close(self, *, drain_seconds: float = 0) -> None:
+        """Take no more requests, give those that are in at most so many seconds, cancel the rest, end the thread."""
+        with self._changed:
+            self._closing = True
+            if self._thread.is_alive():
+                self._changed.wait_for(lambda: not self._queue and not self._at_work, drain_seconds)
+            self._dropping = True
+            self._changed.notify_all()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def numbers(self) -> EngineNumbers:
+        """How it stands now."""
+        with self._changed:
+            totals = {f.name: self._totals[f.name] for f in fields(EngineNumbers)[3:]}
+            return EngineNumbers(self._decoding.slots, len(self._at_work), len(self._queue), **totals)
+
+    def _stir(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        torch.set_num_threads(self._threads)
+        try:
+            with evaluation_mode(self._generator.model):
+                self._decoding.warm()
+                self._warm = True
+                while self._turn():
+                    pass
+        except Exception as error:
+            self._fail(error)
+
+    def _turn(self) -> bool:
+        """One round: clear out, let in, decode, deliver. False when it is closed and nobody waits."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._queue or self._at_work or self._dropping)
+            gone = [t for t in (*self._at_work.values(), *self._queue) if t.cancelled or self._dropping]
+            self._queue = deque(ticket for ticket in self._queue if ticket not in gone)
+            room = self._decoding.free + sum(ticket.request in self._at_work for ticket in gone)
+            new = [self._queue.popleft() for _ in range(min(room, len(self._queue)))]
+            self._at_work |= {ticket.request: ticket for ticket in new}
+        for ticket in gone:
+            self._decoding.remove(ticket.request)
+            ticket.request.answer.finish("cancelled")
+            self._deliver(ticket)
+        for ticket in new:
+            if ticket.request.answer.finish_reason is None:
+                self._decoding.add(ticket.request)
+            else:  # there is no room for a single token
+                self._deliver(ticket)
+        for request in self._decoding.step():
+            self._deliver(self._at_work[request])
+        with self._changed:
+            self._totals["steps"] += 1
+            self._changed.notify_all()
+        return not self._dropping or bool(self._at_work)
+
+    def _deliver(self, ticket: Ticket) -> None:
+        """Give a ticket what is new, count it, and let it go when that was the last."""
+        request = ticket.request
+        piece = request.error or request.answer.chunk()
+        reason = request.answer.finish_reason
+        with self._changed:
+            if request.error is not None or reason is not None:
+                self._at_work.pop(request, None)
+                self._totals["failed" if request.error else "cancelled" if reason == "cancelled" else "finished"] += 1
+                self._totals["tokens_out"] += len(request.answer.ids)
+                self._totals["cached_in"] += request.cached
+                self._totals["prefix_hits"] += request.cached > 0
+        if piece is not None:
+            ticket.deliver(piece)
+
+    def _fail(self, error: Exception) -> None:
+        with self._changed:
+            self._fault = error
+            left = [*self._at_work.values(), *self._queue]
+            self._at_work.clear()
+            self._queue.clear()
+            self._totals["failed"] += len(left)
+            self._changed.notify_all()
+        for ticket in left:
+            fault = RuntimeError("the engine has failed")
+            fault.__cause__ = error
+            ticket.deliver(fault)

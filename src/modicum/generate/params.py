@@ -1,11 +1,14 @@
 """What one request asks of the sampler, checked once, at the door."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from modicum.store import UserError
+
+# So many are found in one pass over the logits, and no client is known to ask for more than 20.
+MOST_ALTERNATIVES = 64
 
 
 @dataclass(frozen=True)
@@ -19,11 +22,16 @@ class SamplingParams:
     min_p: only tokens at least min_p times as probable as the best (Nguyen et al. 2024); 0 keeps all.
     repetition_penalty: a positive logit of a token that the prompt or the answer already holds is divided by it, a
         negative one multiplied (Keskar et al. 2019, CTRL); 1 changes nothing.
+    frequency_penalty, presence_penalty: taken from the logit of a token for each time, and once, that the answer (not
+        the prompt) already holds it, as OpenAI's API has them; from -2 to 2, 0 changes nothing.
+    logit_bias: added to the logits of these ids. Ids that are never sampled stay so.
+    top_logprobs: report for each token of the answer so many most probable ones, at most 64.
     seed: of this request alone. The same request gives the same tokens whatever shares its batch.
     stop: the answer ends before the first of these strings, which is never part of the text.
     stop_ids: token ids that end the answer, beside those of the generator.
 
-    They apply in the order penalty, temperature, top_k, top_p, min_p. Raises UserError naming every field at fault.
+    They apply in the order penalties, bias, temperature, top_k, top_p, min_p. Raises UserError naming every
+    field at fault.
     """
 
     max_new_tokens: int = 256
@@ -32,6 +40,10 @@ class SamplingParams:
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
+    top_logprobs: int = 0
     seed: int = 0
     stop: tuple[str, ...] = ()
     stop_ids: tuple[int, ...] = ()
@@ -45,6 +57,10 @@ class SamplingParams:
             _between("min_p", self.min_p, 0, 1),
             # beyond these bounds a float32 logit can overflow, and no use for them is known
             _between("repetition_penalty", self.repetition_penalty, 0.01, 100),
+            _between("frequency_penalty", self.frequency_penalty, -2, 2),
+            _between("presence_penalty", self.presence_penalty, -2, 2),
+            _biases("logit_bias", self.logit_bias),
+            _whole("top_logprobs", self.top_logprobs, MOST_ALTERNATIVES),
             _whole("seed", self.seed),
             _strings("stop", self.stop),
             _ids("stop_ids", self.stop_ids),
@@ -54,17 +70,25 @@ class SamplingParams:
             raise UserError("\n".join(found))
         object.__setattr__(self, "stop", tuple(self.stop))
         object.__setattr__(self, "stop_ids", tuple(self.stop_ids))
+        object.__setattr__(self, "logit_bias", dict(self.logit_bias))
 
     @property
     def greedy(self) -> bool:
         """Whether only one token is ever possible, so that no random number is needed."""
         return self.temperature == 0 or self.top_k == 1 or self.top_p == 0
 
+    @property
+    def shapes_logits(self) -> bool:
+        """Whether anything but the filters stands between the model's logits and the choice."""
+        penalized = self.repetition_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
+        return penalized or bool(self.logit_bias)
 
-def _whole(name: str, value: Any) -> str | None:
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+
+def _whole(name: str, value: Any, most: int | None = None) -> str | None:
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0 and (most is None or value <= most):
         return None
-    return f"{name}: expected a whole number of at least 0, found {value!r}"
+    wanted = "of at least 0" if most is None else f"from 0 to {most}"
+    return f"{name}: expected a whole number {wanted}, found {value!r}"
 
 
 def _between(name: str, value: Any, low: float, high: float) -> str | None:
@@ -85,3 +109,12 @@ def _ids(name: str, value: Any) -> str | None:
     if isinstance(value, Sequence) and not isinstance(value, str) and not any(_whole(name, i) for i in value):
         return None
     return f"{name}: expected a list of token ids, found {value!r}"
+
+
+def _biases(name: str, value: Any) -> str | None:
+    # a float32 logit stays finite, whatever the model says
+    if isinstance(value, Mapping) and not any(
+        _whole(name, i) or _between(name, bias, -1e6, 1e6) for i, bias in value.items()
+    ):
+        return None
+    return f"{name}: expected token ids and what to add to their logits, each from -1e6 to 1e6, found {value!r}"

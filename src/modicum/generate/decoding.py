@@ -1,0 +1,231 @@
+"""Requests decoded together: each owns a slot of one cache from its first token to its last, whoever comes and goes.
+
+A step feeds prompts in pieces and gives every row whose prompt is read its next token. A prompt's pieces are cut by the
+prompt alone and read alone, so what is computed for it does not depend on who shares the step.
+"""
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from modicum.generate.answer import Alternatives, Answer
+from modicum.generate.choice import Chooser, TokenMask, choose
+from modicum.model import Decoder
+from modicum.model.slots import SlotCache, advance, extend
+from modicum.store import UserError
+
+
+class Request:
+    """One answer on its way through a Decoding. `cached`: prompt tokens that were not computed again."""
+
+    def __init__(self, answer: Answer, mask: TokenMask | None = None) -> None:
+        self.answer, self.mask = answer, mask
+        self.cached = 0
+        self.error: Exception | None = None
+
+
+@dataclass
+class _Row:
+    """A request in its slot. `read`: how many of `tokens` (prompt and answer) are in the cache."""
+
+    request: Request
+    slot: int
+    chooser: Chooser
+    tokens: list[int]
+    read: int
+
+    @property
+    def waiting(self) -> int:
+        """How many tokens are to be fed: 1, the newest, when the row gets its next token in this step."""
+        return len(self.tokens) - self.read
+
+
+class Decoding:
+    """`slots` requests at a time, of at most `capacity` tokens each, prompt and answer together.
+
+    never: ids (int64) that must not be sampled. chunk: prompt tokens of one pass, and about so many of one step.
+    keep: remember the tokens of requests that ended, and what of them a new prompt begins with is not computed again.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        never: Tensor,
+        *,
+        slots: int,
+        capacity: int,
+        chunk: int = 256,
+        keep: bool = False,
+        compiled: bool = False,
+    ) -> None:
+        weight = model.model.embed_tokens.weight
+        self._model, self._device, self._chunk = model, weight.device, chunk
+        # float64, which the draw needs, does not exist on Apple's GPUs
+        self._sampling_device = torch.device("cpu") if weight.device.type == "mps" else weight.device
+        self._never = never.to(self._sampling_device)
+        self._cache = SlotCache(model.config, slots, capacity, dtype=weight.dtype, device=weight.device)
+        self._rows: list[_Row] = []
+        self._keep = keep
+        self._pass = torch.compile(advance, dynamic=True) if compiled else advance
+        # the slots without a request, the one that was free longest first, and the tokens that each still holds
+        self._free: deque[int] = deque(range(slots))
+        self._held: list[list[int]] = [[] for _ in range(slots)]
+
+    @property
+    def slots(self) -> int:
+        """How many requests can have one at once."""
+        return self._cache.slots
+
+    @property
+    def free(self) -> int:
+        """How many requests can be added now."""
+        return len(self._free)
+
+    @property
+    def active(self) -> int:
+        """How many requests have a slot."""
+        return len(self._rows)
+
+    def add(self, request: Request) -> None:
+        """Give it a slot. IndexError when there is none."""
+        prompt = request.answer.prompt
+        chooser = Chooser(
+            request.answer.params, prompt, self._model.config.vocab_size, self._sampling_device, request.mask
+        )
+        slot, request.cached = self._place(prompt)
+        self._rows.append(_Row(request, slot, chooser, list(prompt), request.cached))
+
+    def remove(self, request: Request) -> None:
+        """Free its slot; nothing happens when it has none."""
+        for row in [row for row in self._rows if row.request is request]:
+            self._rows.remove(row)
+            self._held[row.slot] = row.tokens[: row.read] if self._keep else []
+            self._free.append(row.slot)
+
+    def warm(self) -> None:
+        """Compile what can be compiled before the first request needs it."""
+        with torch.inference_mode():
+            for rows in (1, 2):
+                nothing_R = torch.zeros(rows, dtype=torch.int64, device=self._device)
+                for attended in (7, 9):
+                    self._pass(
+                        self._model, nothing_R, self._cache, nothing_R, nothing_R + self._cache.capacity, attended
+                    )
+
+    @torch.inference_mode()
+    def step(self) -> list[Request]:
+        """One token more for every request whose prompt is read; returns those that got one or failed.
+
+        What ended has left its slot. A request fails alone: by its mask, or by logits that are not finite (UserError).
+        """
+        decoding = [row for row in self._rows if row.waiting == 1]
+        rows, parts, budget = [], [], self._chunk
+        for row in [row for row in self._rows if row.waiting > 1]:
+            if budget <= 0:
+                break
+            budget -= row.waiting
+            hidden_1D = self._read_prompt(row)
+            if not row.waiting:
+                rows.append(row)
+                parts.append(hidden_1D)
+        if decoding:
+            rows += decoding
+            parts.append(self._advance(decoding))
+        if not rows:
+            return []
+        self._sample(rows, self._model.head(torch.cat(parts)).to(self._sampling_device, torch.float32))
+        for row in rows:
+            if row.request.error is not None or row.request.answer.finish_reason is not None:
+                self.remove(row.request)
+        return [row.request for row in rows]
+
+    def _read_prompt(self, row: _Row) -> Tensor:
+        """The next piece of a prompt; what the head reads after its last token, (1, D)."""
+        piece = row.tokens[row.read : row.read + self._chunk]
+        ids_1T = torch.tensor([piece], device=self._device)
+        hidden_1TD = extend(self._model, ids_1T, self._cache, row.slot, row.read)
+        row.read += len(piece)
+        return hidden_1TD[:, -1]
+
+    def _advance(self, rows: Sequence[_Row]) -> Tensor:
+        """What the head reads after the newest token of each row, (R, D)."""
+        fed = [(row.tokens[-1], row.slot, row.read) for row in rows]
+        ids_R, slots_R, places_R = torch.tensor(fed, device=self._device).unbind(1)
+        attended = max(row.read for row in rows) + 1
+        for row in rows:
+            row.read += 1
+        return self._pass(self._model, ids_R, self._cache, slots_R, places_R, attended)
+
+    def _sample(self, rows: Sequence[_Row], logits_RV: Tensor) -> None:
+        tokens_R, failed = choose(logits_RV, [row.chooser for row in rows], self._never)
+        totals_R = logits_RV.logsumexp(-1)
+        logprobs = (logits_RV.gather(-1, tokens_R[:, None])[:, 0] - totals_R).tolist()
+        alternatives = _alternatives(logits_RV, totals_R, [row.request.answer.params.top_logprobs for row in rows])
+        for i, (row, token) in enumerate(zip(rows, tokens_R.tolist(), strict=True)):
+            row.request.error = failed.get(i)
+            # one NaN or infinity among the logits makes the total such
+            if not math.isfinite(logprobs[i]) and row.request.error is None:
+                row.request.error = UserError(
+                    "the model's logits are not finite: its weights are damaged or overflow in this dtype; try "
+                    "float32, or another checkpoint"
+                )
+            if row.request.error is None:
+                self._take(row, token, logprobs[i], alternatives.get(i))
+
+    def _take(self, row: _Row, token: int, logprob: float, alternatives: Alternatives | None) -> None:
+        answer = row.request.answer
+        row.tokens.append(token)
+        answer.take(token, logprob, alternatives)
+        try:
+            row.chooser.take(token, ends=answer.is_stop(token))
+            finished = row.request.mask is not None and row.request.mask.finished()
+        except Exception as error:  # whatever a caller's mask raises is that caller's
+            row.request.error = error
+            return
+        if finished and answer.finish_reason is None:
+            answer.finish("stop")
+
+    def _place(self, prompt: list[int]) -> tuple[int, int]:
+        """A free slot for this prompt, and how many of its tokens the slot holds already.
+
+        The prompt's last token is always computed, since its logits are wanted. Tokens come from the slot, idle or at
+        work, that shares most with the prompt; an idle one is taken over, unless that would lose more than it saves.
+        """
+        if not self._keep:
+            return self._free.popleft(), 0
+        tokens = list(self._held)
+        for row in self._rows:
+            tokens[row.slot] = row.tokens[: row.read]
+        shared = [_shared(held, prompt[:-1]) for held in tokens]
+        best = max(range(len(shared)), key=shared.__getitem__)
+        length = shared[best]
+        if best in self._free and 2 * length >= len(tokens[best]):
+            self._free.remove(best)
+            return best, length
+        slot = self._free.popleft()
+        if length and slot != best:
+            self._cache.copy(best, slot, length)
+        return slot, length
+
+
+def _shared(held: Sequence[int], prompt: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    for i, (a, b) in enumerate(zip(held, prompt, strict=False)):
+        if a != b:
+            return i
+    return min(len(held), len(prompt))
+
+
+def _alternatives(logits_RV: Tensor, totals_R: Tensor, asked: Sequence[int]) -> dict[int, Alternatives]:
+    """For each row that asks for them the most probable ids and their logprobs, best first."""
+    rows = [row for row, count in enumerate(asked) if count]
+    if not rows:
+        return {}
+    most = min(max(asked), logits_RV.shape[-1])
+    values, ids = (logits_RV[rows] - totals_R[rows, None]).topk(most)
+    pairs = [list(zip(i, v, strict=True)) for i, v in zip(ids.tolist(), values.tolist(), strict=True)]
+    return {row: found[: asked[row]] for row, found in zip(rows, pairs, strict=True)}
