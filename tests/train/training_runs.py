@@ -11,7 +11,7 @@ import torch
 from modicum.data import Batch, Loader, WindowRows, eval_windows, open_shards, write_shards
 from modicum.model import Decoder, ModelConfig
 from modicum.tokenizer import load_tokenizer, train_tokenizer
-from modicum.train import Intervals, OptimizerSettings, Schedule, Wishes, train
+from modicum.train import ALONE, Intervals, OptimizerSettings, Schedule, Wishes, joined, train
 
 LENGTH = 32
 
@@ -58,13 +58,17 @@ def small_run(
     dtype="float32",
     checkpointing=False,
     evaluating=False,
+    batch_size=6,
+    parallel="ddp",
+    ranks=ALONE,
     **changes,
 ):
     """Train on what `prepare` left in `folder`. `size` goes into the model, which is handed over in evaluation mode
     when `evaluating`; `changes` goes into train."""
     tokenizer = load_tokenizer(folder / "tokenizer")
     shards = open_shards(folder / "shards", tokenizer_hash=tokenizer.hash)
-    loader = Loader(WindowRows(shards, sequence_length=length, seed=1), batch_size=6)
+    rows = WindowRows(shards, sequence_length=length, seed=1)
+    loader = Loader(rows, batch_size=batch_size, rank=ranks.rank, world_size=ranks.world_size)
     arguments = {
         "out": out,
         "tokenizer": tokenizer,
@@ -77,10 +81,17 @@ def small_run(
         "micro_batch_size": 4,
         "heldout": lambda: eval_windows(shards, length, 8 * length, batch_size=4),
         "intervals": Intervals(log=3, evaluate=4, checkpoint=2),
-        "wishes": Wishes(device="cpu", dtype=dtype, compile=compile, activation_checkpointing=checkpointing),
+        "wishes": Wishes("cpu", dtype, compile, activation_checkpointing=checkpointing, parallel=parallel),
+        "ranks": ranks,
     }
     model = small_model(tokenizer, attention_dropout=dropout, **(size or {})).train(not evaluating)
     return train(model, loader, **{**arguments, **changes})
+
+
+def plain_arguments(settings):
+    """Arguments of small_run from JSON data."""
+    made = {"optimizer": lambda kind: OptimizerSettings(kind), "intervals": lambda values: Intervals(**values)}
+    return {name: made[name](value) if name in made else value for name, value in settings.items()}
 
 
 def digests(checkpoint):
@@ -105,4 +116,5 @@ def random_batch(vocab_size, rows, length, *, seed=0, supervised=None):
 
 
 if __name__ == "__main__":
-    small_run(Path(sys.argv[1]), Path(sys.argv[2]), **json.loads(sys.argv[3]))
+    with joined() as together:
+        small_run(Path(sys.argv[1]), Path(sys.argv[2]), **plain_arguments(json.loads(sys.argv[3])), ranks=together)

@@ -9,21 +9,25 @@ from modicum.train.machine import Choices, Wishes, choose, prepared
 from modicum.train.metrics import read_metrics
 from modicum.train.optimizer import OptimizerSettings
 from modicum.train.plan import Batches, Intervals, TrainResult
+from modicum.train.ranks import ALONE, Ranks, joined
 from modicum.train.schedule import Schedule
 from modicum.train.stop import Interrupted
 from modicum.train.update import make_update
 
 __all__ = [
+    "ALONE",
     "Batches",
     "Choices",
     "Interrupted",
     "Intervals",
     "OptimizerSettings",
+    "Ranks",
     "Schedule",
     "SupervisedLoss",
     "TrainResult",
     "Wishes",
     "choose",
+    "joined",
     "make_update",
     "prepared",
     "read_metrics",

@@ -3,6 +3,7 @@
 What the batches hold and what the settings mean is others' affair.
 """
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,11 @@ from modicum.model import Decoder
 from modicum.store import UserError, remove_leftovers
 from modicum.tokenizer import Tokenizer
 from modicum.train.allocator import keep_freed_memory
-from modicum.train.machine import Wishes, choose, prepared
+from modicum.train.machine import Choices, Wishes, choose, prepared
 from modicum.train.metrics import MetricsFile
 from modicum.train.optimizer import OptimizerSettings
 from modicum.train.plan import Batches, Heldout, Intervals, Progress, Say, TrainResult, silent
+from modicum.train.ranks import ALONE, Ranks, check_device
 from modicum.train.run import Run
 from modicum.train.schedule import Schedule
 from modicum.train.state import KEYS, VERSION, check_identity
@@ -42,6 +44,7 @@ def train(
     wishes: Wishes = Wishes(),  # noqa: B008
     progress: Progress = silent,
     say: Say = silent,
+    ranks: Ranks = ALONE,
 ) -> TrainResult:
     """Bring the training in `out` to `steps` updates; leaves metrics.jsonl and checkpoints/ there.
 
@@ -51,28 +54,44 @@ def train(
     of the held-out loss, the same ones at each call. chat: whether the checkpoints end an answer at the end of a turn.
     progress(done, total, text) is called after each update, say(line) for what should stay.
 
+    ranks: the processes that train together, all of which call this with equal arguments but for their share of the
+    batches. The first one writes and speaks. Their number may change from one part of a run to the next.
+
     Raises UserError for a changed identity, fewer steps than were made, too little data, and a loss or gradient that is
     not finite (weights on disk are from before it); Interrupted after SIGINT or SIGTERM, when all is saved.
     """
     checkpoints = out / "checkpoints"
-    remove_leftovers(checkpoints)
-    folder = newest(checkpoints)
-    before = None if folder is None else _checked(load_checkpoint(folder, verify=False), model, identity, steps)
-    batches.check(steps * batches.batch_size)
-    choices = choose(
-        wishes,
-        flops=0.0 if before else 6.0 * model.config.parameter_count() * steps * _tokens(batches),
-        earlier=before["choices"] if before else None,
-        say=say,
-    )
+    if not ranks.is_first:
+        progress = say = silent
+
+    def begin() -> tuple[Path | None, dict[str, Any] | None, Choices]:
+        remove_leftovers(checkpoints)
+        folder = newest(checkpoints)
+        before = None if folder is None else _checked(load_checkpoint(folder, verify=False), model, identity, steps)
+        batches.check(steps * batches.batch_size)
+        choices = choose(
+            wishes,
+            flops=0.0 if before else 6.0 * model.config.parameter_count() * steps * _tokens(batches) * ranks.world_size,
+            earlier=before["choices"] if before else None,
+            say=say,
+            ranks=ranks,
+        )
+        return folder, before, choices
+
+    folder, before, choices = ranks.by_first(begin)
+    check_device(ranks, choices.device)
+    checkpoint = None if folder is None else load_checkpoint(folder, verify=False)
+    if checkpoint is not None:
+        model.load_state_dict(checkpoint.weights)
     if choices.device == "cpu":
         keep_freed_memory()
     model.to(choices.device)
+    metrics_path = out / "metrics.jsonl" if ranks.is_first else None
     try:
         with (
             prepared(choices),
             StopRequest(say) as stop,
-            MetricsFile(out / "metrics.jsonl", step=before["step"] if before else 0) as metrics,
+            MetricsFile(metrics_path, step=before["step"] if before else 0) as metrics,
         ):
             run = Run(
                 model,
@@ -91,11 +110,14 @@ def train(
                 intervals=intervals,
                 progress=progress,
                 say=say,
+                ranks=ranks,
             )
-            if folder is None:
-                torch.manual_seed(seed)
-            else:
-                run.restore(load_checkpoint(folder, verify=False))
+            if checkpoint is None or ranks.rank:
+                # Each rank drops other units. One that the run did not have before begins at this step.
+                torch.manual_seed(_seed(seed, ranks.rank, before["step"] if before else 0))
+            if checkpoint is not None:
+                run.restore(checkpoint)
+            del checkpoint  # its tensors are the run's now
             try:
                 return run.go(stop)
             finally:
@@ -120,6 +142,13 @@ def _checked(checkpoint: Checkpoint, model: Decoder, identity: Mapping[str, Any]
             f"{path}: {state['step']} updates were made, and the run is now to have {steps}; ask for at least as many"
         )
     return state
+
+
+def _seed(seed: int, rank: int, step: int) -> int:
+    """The first rank's is the run's, as in one process."""
+    if not rank:
+        return seed
+    return int.from_bytes(hashlib.sha256(f"{seed}/{rank}/{step}".encode("ascii")).digest()[:4], "big")
 
 
 def _tokens(batches: Batches) -> int:

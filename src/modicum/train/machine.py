@@ -13,6 +13,8 @@ import torch
 
 from modicum.store import UserError, processor_flags, processor_name
 from modicum.train.compiler import compiler_fault
+from modicum.train.parallel import Parallel
+from modicum.train.ranks import ALONE, Ranks
 
 # A compiled step takes a third less time than an eager one (micro, bf16: 4,100 against 2,800 tokens/s on two cores,
 # which is 140 GFLOP/s eager), and making it takes half a minute. Below this much arithmetic that does not come back.
@@ -28,11 +30,12 @@ class Wishes:
     compile: Literal["auto", "on", "off"] = "auto"
     threads: int | None = None
     activation_checkpointing: bool = False
+    parallel: Parallel = "ddp"
 
 
 @dataclass(frozen=True)
 class Choices:
-    """What the run does. `machine` and `torch_version` only say where that was."""
+    """What the run does. `machine` and `torch_version` only say where that was; parallel is None for one process."""
 
     device: str
     dtype: str
@@ -41,6 +44,8 @@ class Choices:
     activation_checkpointing: bool
     machine: str
     torch_version: str
+    ranks: int = 1
+    parallel: Parallel | None = None
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -52,7 +57,14 @@ class Choices:
         return asdict(self)
 
 
-def choose(wishes: Wishes, *, flops: float, earlier: Mapping[str, Any] | None, say: Callable[[str], None]) -> Choices:
+def choose(
+    wishes: Wishes,
+    *,
+    flops: float,
+    earlier: Mapping[str, Any] | None,
+    say: Callable[[str], None],
+    ranks: Ranks = ALONE,
+) -> Choices:
     """Decide what the user left open. flops: arithmetic of the whole run, which decides whether compiling pays.
 
     earlier: `Choices.plain()` of the run that goes on; those stand where nothing else is asked for, except for threads,
@@ -80,6 +92,8 @@ def choose(wishes: Wishes, *, flops: float, earlier: Mapping[str, Any] | None, s
         activation_checkpointing=wishes.activation_checkpointing,
         machine=torch.cuda.get_device_name() if device == "cuda" else processor_name(),
         torch_version=torch.__version__,
+        ranks=ranks.world_size,
+        parallel=None if ranks.group is None else wishes.parallel,
     )
     now = chosen.plain()
     changed = [f"{name} {before[name]} -> {now[name]}" for name in now if before.get(name, now[name]) != now[name]]

@@ -13,9 +13,15 @@ from modicum.store import write_text
 
 
 class MetricsFile:
-    """Appends records. Opening it for a run that goes on drops what stands after the step it goes on from."""
+    """Appends records. Opening it for a run that goes on drops what stands after the step it goes on from.
 
-    def __init__(self, path: Path, *, step: int) -> None:
+    Without a path nothing is written: of many ranks only the first one keeps the file.
+    """
+
+    def __init__(self, path: Path | None, *, step: int) -> None:
+        self._file = None
+        if path is None:
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
         kept = [record for record in read_metrics(path) if record["step"] <= step] if step else []
         write_text(path, "".join(_line(record) for record in kept))
@@ -23,12 +29,14 @@ class MetricsFile:
 
     def write(self, kind: str, step: int, **values: Any) -> None:
         """One record; it is in the system's hands when this returns. Raises ValueError for NaN or infinity."""
-        self._file.write(_line({"kind": kind, "step": step, **values}))
-        self._file.flush()
+        if self._file is not None:
+            self._file.write(_line({"kind": kind, "step": step, **values}))
+            self._file.flush()
 
     def sync(self) -> None:
         """Make sure that the lines so far survive a power cut: a checkpoint may not know more than this file."""
-        os.fsync(self._file.fileno())
+        if self._file is not None:
+            os.fsync(self._file.fileno())
 
     def __enter__(self) -> Self:
         return self
@@ -36,7 +44,8 @@ class MetricsFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from modicum.store import UserError
+from modicum.train.owners import Owners
+from modicum.train.parallel import is_sharded, sharded_like
 
 Kind = Literal["adamw", "muon"]
 
@@ -36,21 +38,31 @@ class OptimizerSettings:
 
 
 class Optimizer:
-    """One or two of PyTorch's optimizers, handled as one. Its learning rate is 0 until `set_rate`."""
+    """One or two of PyTorch's optimizers, handled as one. Its learning rate is 0 until `set_rate`.
+
+    weights: every weight that is moved, each once. Where they are sharded, Muon moves the whole matrices of `Owners`,
+    and all ranks call `step` and `moments` together.
+    """
 
     def __init__(self, model: nn.Module, settings: OptimizerSettings) -> None:
         hidden, decaying, others = _divided(model)
+        self.weights: list[Tensor] = [*hidden, *decaying, *others]
         self._parts: list[torch.optim.Optimizer] = []
+        self._owners: Owners | None = None
         if settings.kind == "muon":
-            self._parts.append(
-                torch.optim.Muon(
-                    hidden,
-                    lr=0.0,
-                    weight_decay=settings.weight_decay,
-                    momentum=settings.momentum,
-                    adjust_lr_fn="match_rms_adamw",
+            if is_sharded(hidden[0]):
+                self._owners = Owners(hidden)
+            matrices = hidden if self._owners is None else self._owners.mine
+            if matrices:  # a rank may own none
+                self._parts.append(
+                    torch.optim.Muon(
+                        matrices,
+                        lr=0.0,
+                        weight_decay=settings.weight_decay,
+                        momentum=settings.momentum,
+                        adjust_lr_fn="match_rms_adamw",
+                    )
                 )
-            )
         else:
             decaying = hidden + decaying
         groups: list[dict[str, Any]] = [
@@ -67,11 +79,6 @@ class Optimizer:
             )
         )
 
-    @property
-    def weights(self) -> list[Tensor]:
-        """Every weight that is moved, each once."""
-        return [weight for group in self._groups() for weight in group["params"]]
-
     def set_rate(self, rate: float) -> None:
         """The learning rate of the next update, for all weights."""
         for group in self._groups():
@@ -79,53 +86,72 @@ class Optimizer:
 
     def step(self) -> None:
         """Move the weights by their gradients."""
+        if self._owners is not None:
+            self._owners.collect_gradients()
         for part in self._parts:
             part.step()
+        if self._owners is not None:
+            self._owners.hand_out()
 
     def zero_grad(self) -> None:
         """Let go of the gradients."""
-        for part in self._parts:
-            part.zero_grad(set_to_none=True)
+        for weight in [*self.weights, *(self._owners.mine if self._owners is not None else [])]:
+            weight.grad = None
 
     def moments(self, model: nn.Module) -> dict[str, Tensor]:
-        """The state by name, such as `model.norm.weight.exp_avg`; no copies."""
-        return {
-            f"{name}.{moment}": part.state[weight][moment]
-            for name, weight in model.named_parameters()
-            for part, moments in self._moments_of(weight)
-            for moment in moments
-            if weight in part.state
-        }
+        """The state by name, such as `model.norm.weight.exp_avg`; no copies, but of what other ranks own."""
+        found: dict[str, Tensor] = {}
+        for name, weight in model.named_parameters():
+            part, moved, moments = self._mover(weight)
+            if part is not None and moved is weight and weight in part.state:
+                found |= {f"{name}.{moment}": part.state[weight][moment] for moment in moments}
+        if self._owners is not None:
+            names = {id(weight): name for name, weight in model.named_parameters()}
+            kept = [self._parts[0].state[matrix]["momentum_buffer"] for matrix in self._owners.mine]
+            buffers = self._owners.as_sharded(kept)
+            for weight, buffer in zip(self._owners.weights, buffers, strict=True):
+                found[f"{names[id(weight)]}.momentum_buffer"] = buffer
+        return found
 
     def restore_moments(self, model: nn.Module, tensors: Mapping[str, Tensor], origin: object) -> None:
-        """Put back what `moments` gave. `origin` names the file in the UserError for what is missing or misshapen."""
+        """Put back what `moments` gave, whole. `origin` names the file in the UserError for what is missing or
+        misshapen."""
         faults = []
         for name, weight in model.named_parameters():
-            for part, moments in self._moments_of(weight):
-                state = {}
-                for moment in moments:
-                    found = tensors.get(f"{name}.{moment}")
-                    wanted = torch.Size() if moment == "step" else weight.shape
-                    if found is None or found.shape != wanted:
-                        faults.append(
-                            f"{origin}: {name}.{moment}: {'missing' if found is None else 'has another shape'}"
-                        )
-                    else:
-                        state[moment] = found.to(weight.device, torch.float32, copy=True)
-                part.state[weight] = state
+            part, moved, moments = self._mover(weight)
+            state = {}
+            for moment in moments:
+                found = tensors.get(f"{name}.{moment}")
+                wanted = torch.Size() if moment == "step" else weight.shape
+                if found is None or found.shape != wanted:
+                    faults.append(f"{origin}: {name}.{moment}: {'missing' if found is None else 'has another shape'}")
+                elif moment == "step":
+                    state[moment] = found.to(weight.device, torch.float32, copy=True)
+                else:
+                    state[moment] = sharded_like(found, moved)
+            if part is not None:
+                part.state[moved] = state
         if faults:
             raise UserError("\n".join([*faults, "take another checkpoint"]))
 
     def _groups(self) -> Iterable[dict[str, Any]]:
         return (group for part in self._parts for group in part.param_groups)
 
-    def _moments_of(self, weight: Tensor) -> list[tuple[torch.optim.Optimizer, tuple[str, ...]]]:
-        """The part that moves this weight, and what it keeps of it."""
-        return [
-            (part, _MOMENTS[type(part)])
+    def _mover(self, weight: Tensor) -> tuple[torch.optim.Optimizer | None, Tensor, tuple[str, ...]]:
+        """The part that moves this weight, None where another rank does; what it moves: the weight, or the whole of it;
+        and what it keeps."""
+        moved = weight
+        if self._owners is not None and id(weight) in self._owners.whole_of:
+            own = self._owners.whole_of[id(weight)]
+            if own is None:
+                return None, weight, _MOMENTS[torch.optim.Muon]
+            moved = own
+        part = next(
+            part
             for part in self._parts
-            if any(weight is moved for group in part.param_groups for moved in group["params"])
-        ]
+            if any(moved is taken for group in part.param_groups for taken in group["params"])
+        )
+        return part, moved, _MOMENTS[type(part)]
 
 
 def _divided(model: nn.Module) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from modicum.checkpoint import Checkpoint, TrainingState, mark_best, point, prune, save_checkpoint, step_folder
 from modicum.data import Batch
@@ -20,10 +21,12 @@ from modicum.train.machine import Choices
 from modicum.train.metrics import MetricsFile
 from modicum.train.offender import refuse_offender
 from modicum.train.optimizer import Optimizer, OptimizerSettings
+from modicum.train.parallel import gathered, reshard, spread
 from modicum.train.plan import Batches, Heldout, Intervals, Progress, Say, TrainResult, due
+from modicum.train.ranks import Ranks
 from modicum.train.schedule import Schedule
 from modicum.train.spikes import Spikes
-from modicum.train.state import VERSION, random_states, restore_random_states
+from modicum.train.state import VERSION, random_names, random_states, restore_random_states
 from modicum.train.stop import Interrupted, StopRequest
 from modicum.train.update import Update, make_update
 from modicum.train.window import Window
@@ -31,7 +34,10 @@ from modicum.train.window import Window
 
 @dataclass
 class Run:
-    """Arguments as for `train`. `step` counts the updates made."""
+    """Arguments as for `train`. `step` counts the updates made.
+
+    Of many ranks each has such a run, with its share of the batches; all of them make the same decisions.
+    """
 
     model: Decoder
     batches: Batches
@@ -49,14 +55,16 @@ class Run:
     intervals: Intervals
     progress: Progress
     say: Say
+    ranks: Ranks
 
     def __post_init__(self) -> None:
         choices = self.choices
         self.model.activation_checkpointing = choices.activation_checkpointing
-        self.optimizer = Optimizer(self.model, self.optimizer_settings)
         self.loss = SupervisedLoss(
             self.model, device=torch.device(choices.device), dtype=choices.torch_dtype, compiled=choices.compile
         )
+        self.engine: nn.Module = spread(self.loss, choices.parallel or "ddp", self.ranks)
+        self.optimizer = Optimizer(self.model, self.optimizer_settings)
         self._compiled = False
         self.step = 0
         self.tokens = 0
@@ -69,6 +77,8 @@ class Run:
     def go(self, stop: StopRequest) -> TrainResult:
         """Make the updates that are left. Raises Interrupted when a stop was asked for, after saving."""
         how = f"{self.choices.dtype}{', compiled' if self.choices.compile else ''}, {self.choices.threads} threads"
+        if self.choices.parallel is not None:
+            how += f" on each of {self.choices.ranks} ranks, {self.choices.parallel}"
         self.say(f"training on {self.choices.device} ({how})")
         self.model.train()
         clock = time.monotonic()
@@ -80,11 +90,12 @@ class Run:
             now = time.monotonic()
             self.seconds += now - clock
             clock = now
-            if better or stop.wanted or due(self.step, self.intervals.checkpoint, self.steps):
+            stopping = self.ranks.any(stop.wanted)
+            if better or stopping or due(self.step, self.intervals.checkpoint, self.steps):
                 last = self.save()
-                if stop.wanted:
+                if stopping:
                     where = f"after update {self.step} of {self.steps}, which is saved in {last}"
-                    raise Interrupted(f"{where}; run the same command again to go on")
+                    self.ranks.refuse(Interrupted(f"{where}; run the same command again to go on"))
         self.model.eval()
         return self._result()
 
@@ -95,22 +106,23 @@ class Run:
         rate = self.schedule.rate(self.step, self.steps)
         update = self._make_update(batch, rate)
         if not update.finite:
-            raise refuse_offender(self.checkpoints.parent, batch, update, step=self.step + 1)
+            shares, folder = self.ranks.gather(batch), self.checkpoints.parent
+            self.ranks.refuse(self.ranks.by_first(lambda: refuse_offender(folder, shares, update, step=self.step + 1)))
         self.step += 1
-        tokens = int((batch.documents >= 0).sum())
-        self.tokens += tokens
-        self.window.add(update, tokens=tokens, seconds=time.monotonic() - start, waited=waited)
+        self.tokens += update.tokens
+        self.window.add(update, seconds=time.monotonic() - start, waited=waited)
         self._tell(update, rate)
 
     def _make_update(self, batch: Batch, rate: float) -> Update:
         def once() -> Update:
             return make_update(
-                self.loss,
+                self.engine,
                 self.optimizer,
                 batch,
                 micro_batch_size=self.micro_batch_size,
                 rate=rate,
                 clip_norm=self.optimizer_settings.clip_norm,
+                ranks=self.ranks,
             )
 
         if self._compiled or not self.choices.compile:
@@ -120,7 +132,8 @@ class Run:
         try:
             update = once()
         except compile_errors() as error:
-            if not mend_cache(headers=True):
+            # another rank may be in the midst of this update: all must begin anew, which is torchrun's affair
+            if not mend_cache(headers=True) or self.ranks.world_size > 1:
                 raise
             self.say(
                 f"compiling failed ({type(error).__name__}); cleared what a kill may have left in the compiler's cache"
@@ -158,7 +171,8 @@ class Run:
         start = time.monotonic()
         devices = [torch.cuda.current_device()] if self.choices.device == "cuda" else []
         with torch.random.fork_rng(devices):  # how often one evaluates must not change what is learnt
-            loss, targets = self.loss.mean(heldout())
+            loss, targets = self.loss.mean(heldout(), self.ranks)
+        reshard(self.loss)
         better = isfinite(loss) and (self.best is None or loss < self.best["loss"])
         if better:
             self.best = {"step": self.step, "loss": loss}
@@ -174,7 +188,14 @@ class Run:
         return better
 
     def save(self) -> Path:
-        """Write a checkpoint of this step, move the links, prune."""
+        """Write a checkpoint of this step, move the links, prune. All ranks call this, and wait until it is done."""
+        own = random_names(random_states(self.choices.device), self.ranks.rank)
+        random = {name: state for states in self.ranks.gather(own) for name, state in states.items()}
+        moments = gathered(self.optimizer.moments(self.model), self.ranks)
+        weights = gathered(self.model.state_dict(), self.ranks)
+        return self.ranks.by_first(lambda: self._write(weights, {**moments, **random}))
+
+    def _write(self, weights: dict[str, Tensor], tensors: dict[str, Tensor]) -> Path:
         self.metrics.sync()
         state = {
             "version": VERSION,
@@ -189,12 +210,11 @@ class Run:
             "window": self.window.plain(),
             "spikes": self.spikes.state_dict(),
         }
-        tensors = {**self.optimizer.moments(self.model), **random_states(self.choices.device)}
         folder = save_checkpoint(
             self.checkpoints,
             self.step,
             config=self.model.config,
-            weights=self.model.state_dict(),
+            weights=weights,
             tokenizer=self.tokenizer,
             chat=self.chat,
             training=TrainingState(tensors, state),
@@ -205,22 +225,19 @@ class Run:
         return folder
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Stand where the checkpoint stands."""
+        """Stand where the checkpoint stands, whose weights the model has already."""
         assert checkpoint.training is not None
         state, tensors = checkpoint.training.state, checkpoint.training.tensors
         origin = checkpoint.path / "training"
-        self.model.load_state_dict(checkpoint.weights)
         self.optimizer.restore_moments(self.model, tensors, origin / "optimizer.safetensors")
-        restore_random_states(tensors, self.choices.device, origin / "optimizer.safetensors")
+        restore_random_states(tensors, self.choices.device, origin / "optimizer.safetensors", self.ranks.rank)
         self.batches.load_state_dict(state["data"])
         self.step = state["step"]
         self.tokens, self.seconds = state["tokens"], state["seconds"]
         self.window = Window(**state["window"])
         self.spikes.load_state_dict(state["spikes"])
         self.totals = state["totals"]
-        self._restore_best(state["best"])
-        # a kill between a checkpoint's rename and this move leaves `last` on the one before
-        point(self.checkpoints / "last", checkpoint.path)
+        self.best = self.ranks.by_first(lambda: self._restore_links(state["best"], checkpoint.path))
         self.say(f"going on after update {self.step} from {checkpoint.path}")
         if self.totals[-1][1] != self.steps:
             self.say(
@@ -229,14 +246,16 @@ class Run:
             )
             self.totals = [*self.totals, [self.step, self.steps]]
 
-    def _restore_best(self, best: dict[str, Any] | None) -> None:
-        """Point `best` at what it was at this step: a kill may have come before the link was moved, or after."""
+    def _restore_links(self, best: dict[str, Any] | None, last: Path) -> dict[str, Any] | None:
+        """Point `last` and `best` at what they were at this step: a kill may have come before one was moved, or after.
+        Returns the best that is there."""
+        point(self.checkpoints / "last", last)
         folder = None if best is None else step_folder(self.checkpoints, best["step"])
         if folder is not None and folder.is_dir():
-            self.best = best
             mark_best(self.checkpoints, folder)
-        else:
-            (self.checkpoints / "best").unlink(missing_ok=True)
+            return best
+        (self.checkpoints / "best").unlink(missing_ok=True)
+        return None
 
     def _result(self) -> TrainResult:
         best = None if self.best is None else step_folder(self.checkpoints, self.best["step"])

@@ -17,6 +17,11 @@ KEYS = {
 }  # fmt: skip
 
 
+def random_names(states: Mapping[str, Tensor], rank: int) -> dict[str, Tensor]:
+    """A rank's states under the names that they have in a checkpoint: the first rank's are those of one process."""
+    return {f"{name}.{rank}" if rank else name: state for name, state in states.items()}
+
+
 def random_states(device: str) -> dict[str, Tensor]:
     """The states of PyTorch's generators, uint8: the CPU's, and the device's own."""
     states = {"rng.cpu": torch.get_rng_state()}
@@ -27,15 +32,18 @@ def random_states(device: str) -> dict[str, Tensor]:
     return states
 
 
-def restore_random_states(tensors: Mapping[str, Tensor], device: str, origin: object) -> None:
-    """Put the generators back. A device that the run did not use before has no state, and keeps the one it has."""
+def restore_random_states(tensors: Mapping[str, Tensor], device: str, origin: object, rank: int = 0) -> None:
+    """Put the generators back. A device or a rank that the run did not have before has no state, and keeps its own."""
     if "rng.cpu" not in tensors:
         raise UserError(f"{origin}: rng.cpu: missing; take another checkpoint")
-    torch.set_rng_state(tensors["rng.cpu"].clone())
-    if device == "cuda" and "rng.cuda" in tensors:
-        torch.cuda.set_rng_state(tensors["rng.cuda"].clone())
-    elif device == "mps" and "rng.mps" in tensors:
-        torch.mps.set_rng_state(tensors["rng.mps"].clone())
+    suffix = f".{rank}" if rank else ""
+    cpu, own = tensors.get(f"rng.cpu{suffix}"), tensors.get(f"rng.{device}{suffix}")
+    if cpu is not None:
+        torch.set_rng_state(cpu.clone())
+    if device == "cuda" and own is not None:
+        torch.cuda.set_rng_state(own.clone())
+    elif device == "mps" and own is not None:
+        torch.mps.set_rng_state(own.clone())
 
 
 def check_identity(before: Mapping[str, Any], now: Mapping[str, Any], origin: object) -> None:

@@ -7,16 +7,21 @@ from torch import nn
 
 from modicum.data import Batch, split
 from modicum.store import UserError
-from modicum.train.loss import SupervisedLoss
 from modicum.train.optimizer import Optimizer
+from modicum.train.parallel import exchanging, whole
+from modicum.train.ranks import ALONE, Ranks
 
 
 @dataclass(frozen=True)
 class Update:
-    """loss_sum: over the `targets` supervised tokens of the whole window. gradient_norm: before clipping."""
+    """loss_sum: over the `targets` supervised tokens of the whole window. tokens: its inputs that are no padding.
+
+    gradient_norm: before clipping. All of it is over all ranks.
+    """
 
     loss_sum: float
     targets: int
+    tokens: int
     gradient_norm: float
 
     @property
@@ -30,31 +35,42 @@ class Update:
 
 
 def make_update(
-    loss: SupervisedLoss,
+    loss: nn.Module,
     optimizer: Optimizer,
     batch: Batch,
     *,
     micro_batch_size: int,
     rate: float,
     clip_norm: float,
+    ranks: Ranks = ALONE,
 ) -> Update:
     """Learn from `batch`, at most micro_batch_size rows at a time; the result does not depend on how it is cut.
+
+    loss: gives the summed loss of a batch, and is spread over the ranks where there are any; `batch` is then this
+    rank's share of the window, of as many rows as any other's.
 
     Where the loss or the gradient is not finite the weights stay as they were, and the returned update says so. Raises
     UserError when nothing in the batch is supervised.
     """
-    targets = batch.supervised_tokens
+    counted = ranks.sum(batch.supervised_tokens, int((batch.documents >= 0).sum()))
+    targets, tokens = (int(count) for count in counted)
     if not targets:
-        raise UserError("a whole batch has no supervised token, so there is nothing to learn from; look at the data")
+        ranks.refuse(
+            UserError("a whole batch has no supervised token, so there is nothing to learn from; look at the data")
+        )
     losses = []
-    for micro in split(batch, micro_batch_size):
-        value = loss(micro)
-        # divided by the window's targets, not by the micro-batch's: a mean of means would weigh short ones up
-        (value / targets).backward()  # type: ignore[no-untyped-call]
+    micros = list(split(batch, micro_batch_size))
+    for number, micro in enumerate(micros, 1):
+        with exchanging(loss, last=number == len(micros)):
+            value = loss(micro)
+            # Divided by the window's targets, not by the micro-batch's: a mean of means would weigh short ones up. The
+            # engines take the mean over ranks, where the sum is wanted.
+            (value / (targets / ranks.world_size)).backward()
         losses.append(value.detach())
-    norm = float(nn.utils.clip_grad_norm_(optimizer.weights, clip_norm))
+    norm = float(whole(nn.utils.clip_grad_norm_(optimizer.weights, clip_norm)))
     # read at the end: each look at a number waits for a GPU
-    update = Update(sum(float(value) for value in losses), targets, norm)
+    loss_sum = ranks.sum(sum(float(value) for value in losses))[0]
+    update = Update(loss_sum, targets, tokens, norm)
     if update.finite:
         optimizer.set_rate(rate)
         optimizer.step()

@@ -19,12 +19,12 @@ class Window:
     norm_sum: float = 0.0
     norm_max: float = 0.0
 
-    def add(self, update: Update, *, tokens: int, seconds: float, waited: float) -> None:
-        """Take in one update: how many tokens it read, how long it took, how long of that it waited for data."""
+    def add(self, update: Update, *, seconds: float, waited: float) -> None:
+        """Take in one update: how long it took, how long of that it waited for data."""
         self.updates += 1
         self.loss_sum += update.loss_sum
         self.targets += update.targets
-        self.tokens += tokens
+        self.tokens += update.tokens
         self.seconds += seconds
         self.waited += waited
         self.norm_sum += update.gradient_norm
