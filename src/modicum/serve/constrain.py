@@ -1,0 +1,190 @@
+"""Grammars that an answer must follow: compiled under limits by llguidance, kept for a while, and one mask a request.
+
+A schema, regular expression or grammar that cannot be followed in full is refused; nothing is ever left unconstrained.
+"""
+
+import asyncio
+import json
+import sys
+from base64 import b64encode
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import llguidance
+import numpy as np
+import torch
+from torch import Tensor
+
+from modicum.serve import grammar_child
+from modicum.serve.errors import bad_request, busy
+from modicum.serve.limits import Limits
+from modicum.tokenizer import Tokenizer
+from modicum.tokenizer.special import TOOL_MARKERS
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+# White space between the parts of JSON: without a bound, a small model can go on with it for ever.
+_SPACE: "JsonCompileOptions" = {"whitespace_pattern": r"( |\n {0,32})?"}
+
+
+class Grammars:
+    """Compiles grammars for one tokenizer. rows: the width of the model's logits. stop_ids: what ends an answer."""
+
+    def __init__(self, tokenizer: Tokenizer, rows: int, stop_ids: Iterable[int], limits: Limits) -> None:
+        special = tokenizer.special_ids
+        tokens = [tokenizer.id_bytes(i) if i < tokenizer.vocab_size else b"" for i in range(rows)]
+        self.rows, self._limits = rows, limits
+        self._ends = sorted(stop_ids)
+        self._special = sorted(special.union(self._ends))
+        self._vocabulary = grammar_child.vocabulary(tokens, self._special, self._ends)
+        self._sent = [b64encode(token).decode() for token in tokens]
+        self._markers = {name for i in special if (name := tokenizer.id_bytes(i).decode()) in TOOL_MARKERS}
+        self._kept: OrderedDict[str, llguidance.LLMatcher] = OrderedDict()
+        self._compiling = asyncio.Semaphore(2)
+
+    @property
+    def knows_tool_markers(self) -> bool:
+        """Whether a tool call can be told from text, because its markers are control tokens."""
+        return {"<tool_call>", "</tool_call>"} <= self._markers
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    async def masks(self, grammar: str, count: int, *, param: str) -> "list[GrammarMask]":
+        """`count` masks that allow what the grammar does. Raises ApiError 400 when it cannot be compiled within the
+        limits, 503 when too many others are being compiled."""
+        if grammar not in self._kept:
+            try:
+                async with asyncio.timeout(4 * self._limits.schema_seconds):
+                    await self._compiling.acquire()
+            except TimeoutError:
+                raise busy("too many grammars are being compiled") from None
+            try:
+                if grammar not in self._kept:
+                    self._keep(grammar, await self._compile(grammar, param))
+            finally:
+                self._compiling.release()
+        self._kept.move_to_end(grammar)
+        compiled = self._kept[grammar]
+        return [GrammarMask(compiled.deep_copy(), self.rows) for _ in range(count)]
+
+    def _keep(self, grammar: str, compiled: llguidance.LLMatcher) -> None:
+        self._kept[grammar] = compiled
+        while len(self._kept) > self._limits.grammars:
+            self._kept.popitem(last=False)
+
+    async def _compile(self, grammar: str, param: str) -> llguidance.LLMatcher:
+        fault = await self._fault(grammar)
+        if fault:
+            raise bad_request(f"{param}: this grammar cannot be followed: {fault}", param, "unsupported_grammar")
+        compiled = await asyncio.to_thread(
+            llguidance.LLMatcher, self._vocabulary, grammar, log_level=0, limits=grammar_child.limits()
+        )
+        if compiled.is_error():
+            raise bad_request(f"{param}: this grammar cannot be followed: {compiled.get_error()}", param)
+        return compiled
+
+    async def _fault(self, grammar: str) -> str:
+        """What is wrong with the grammar, found where it can do no harm; empty when it compiles."""
+        request = {"tokens": self._sent, "special": self._special, "ends": self._ends, "grammar": grammar}
+        seconds = self._limits.schema_seconds
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", grammar_child.__file__, str(seconds)),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        try:
+            async with asyncio.timeout(2 * seconds):  # of the clock; its processor time has a limit of its own
+                output, _ = await process.communicate(json.dumps(request).encode())
+        except TimeoutError:
+            return f"it takes longer than {seconds:g} seconds to compile"
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        if process.returncode != 0:
+            return f"it takes more than {seconds:g} seconds or too much memory to compile"
+        return str(json.loads(output))
+
+
+class GrammarMask:
+    """The engine's TokenMask: what may come next. What it raises ends this request alone."""
+
+    def __init__(self, matcher: llguidance.LLMatcher, rows: int) -> None:
+        self._matcher, self._rows = matcher, rows
+
+    def allowed(self) -> Tensor:
+        """(rows,) bool. Raises ApiError when the grammar has become too much to follow."""
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        self._check()
+        return torch.from_numpy(np.unpackbits(bits, count=self._rows, bitorder="little").view(np.bool_))
+
+    def take(self, token: int) -> None:
+        """The token that was chosen."""
+        self._matcher.consume_token(token)
+        self._check()
+
+    def finished(self) -> bool:
+        """Whether nothing but the end can follow."""
+        return bool(self._matcher.is_stopped())
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise bad_request(f"the grammar cannot be followed further: {self._matcher.get_error()}", None, "grammar")
+
+
+def json_grammar(schema: Any, limits: Limits, *, param: str) -> str:
+    """llguidance's grammar for a JSON Schema. Raises ApiError 400 for one that is too large or nested too deeply."""
+    check_size(schema, limits, param)
+    return str(llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_SPACE))
+
+
+def regex_grammar(pattern: str, limits: Limits, *, param: str) -> str:
+    """The grammar of a regular expression (Rust's syntax), which the whole answer matches."""
+    return str(llguidance.LLMatcher.grammar_from_regex(_text(pattern, limits, param)))
+
+
+def lark_grammar(text: str, limits: Limits, *, param: str) -> str:
+    """The grammar of a Lark text (llguidance's dialect)."""
+    return str(llguidance.LLMatcher.grammar_from_lark(_text(text, limits, param)))
+
+
+def spaced(schema: Any) -> str:
+    """A schema as a Lark grammar may hold it (`%json ...`), with our bound on white space."""
+    options = {"x-guidance": _SPACE}
+    return json.dumps({**schema, **options} if isinstance(schema, dict) else {"allOf": [schema], **options})
+
+
+def check_size(schema: Any, limits: Limits, param: str) -> None:
+    """Raises ApiError 400 for a schema of too many bytes or levels."""
+    if _depth(schema) > limits.schema_depth:
+        raise bad_request(f"{param}: nested more than {limits.schema_depth} levels deep", param)
+    if len(json.dumps(schema)) > limits.schema_bytes:
+        raise bad_request(f"{param}: more than {limits.schema_bytes:,} bytes", param)
+    if isinstance(schema, dict) and "x-guidance" in schema:
+        raise bad_request(f"{param}: x-guidance is not for clients", param)
+
+
+def _depth(value: Any) -> int:
+    deep, level = 0, [value]
+    while level:
+        level = [child for node in level for child in _children(node)]
+        deep += 1
+    return deep
+
+
+def _children(node: Any) -> Sequence[Any]:
+    return list(node.values()) if isinstance(node, dict) else node if isinstance(node, list) else ()
+
+
+def _text(text: str, limits: Limits, param: str) -> str:
+    try:
+        size = len(text.encode("utf-8"))
+    except UnicodeEncodeError:
+        raise bad_request(f"{param}: a lone surrogate is no character", param) from None
+    if not text or size > limits.schema_bytes:
+        raise bad_request(f"{param}: expected from 1 to {limits.schema_bytes:,} bytes", param)
+    return text

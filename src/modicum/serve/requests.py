@@ -1,0 +1,134 @@
+"""What clients may send: the fields of the OpenAI API that are understood here. Others are ignored."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+
+
+class _Fields(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+
+class JsonSchema(_Fields):
+    name: str = Field(default="", max_length=64)
+    strict: bool | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class PlainFormat(_Fields):
+    type: Literal["text", "json_object"]
+
+
+class SchemaFormat(_Fields):
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+class GrammarText(_Fields):
+    syntax: Literal["lark", "regex"]
+    definition: str
+
+
+class GrammarFormat(_Fields):
+    """Ours: the answer follows a regular expression or a Lark grammar."""
+
+    type: Literal["grammar"]
+    grammar: GrammarText
+
+
+ResponseFormat = Annotated[PlainFormat | SchemaFormat | GrammarFormat, Field(discriminator="type")]
+
+
+class StreamOptions(_Fields):
+    include_usage: bool | None = None
+
+
+class Sampling(_Fields):
+    """What both kinds of completion have in common. `user` and unknown fields are ignored."""
+
+    model: str
+    max_tokens: int | None = Field(default=None, ge=0)
+    temperature: Annotated[Finite, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[Finite, Field(ge=0, le=1)] | None = None
+    top_k: int | None = Field(default=None, ge=0, lt=1 << 31)
+    min_p: Annotated[Finite, Field(ge=0, le=1)] | None = None
+    frequency_penalty: Annotated[Finite, Field(ge=-2, le=2)] | None = None
+    presence_penalty: Annotated[Finite, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[Finite, Field(ge=0.01, le=100)] | None = None
+    logit_bias: dict[str, Annotated[Finite, Field(ge=-100, le=100)]] | None = None
+    n: int | None = Field(default=None, ge=1, le=128)
+    seed: int | None = Field(default=None, ge=-(1 << 63), lt=1 << 63)
+    stop: str | list[str] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+
+
+class CompletionRequest(Sampling):
+    """POST /v1/completions. A prompt is text, token ids, or a list of either."""
+
+    prompt: str | list[str] | list[TokenId] | list[list[TokenId]] = ""
+    echo: bool | None = None
+    logprobs: int | None = Field(default=None, ge=0, le=20)
+    suffix: str | None = None
+    best_of: int | None = Field(default=None, ge=1, le=128)
+
+
+class TextPart(_Fields):
+    type: Literal["text"]
+    text: str
+
+
+class CalledFunction(_Fields):
+    name: str
+    arguments: str = "{}"
+
+
+class ToolCall(_Fields):
+    id: str = ""
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class Message(_Fields):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: list[ToolCall] | None = None
+
+
+class Function(_Fields):
+    name: str = Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(_Fields):
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(_Fields):
+    name: str
+
+
+class NamedTool(_Fields):
+    type: Literal["function"]
+    function: FunctionName
+
+
+class ChatRequest(Sampling):
+    """POST /v1/chat/completions."""
+
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(default=None, ge=0)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None

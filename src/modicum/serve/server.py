@@ -1,0 +1,117 @@
+"""The process: a socket, what is loaded behind it, and an orderly end."""
+
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+
+import uvicorn
+
+from modicum.checkpoint import load_checkpoint
+from modicum.generate import Engine, Generator
+from modicum.serve.app import Access, create_app
+from modicum.serve.limits import Limits
+from modicum.serve.service import Served, Service, model_name
+from modicum.store import UserError
+
+KEY_VARIABLE = "MODICUM_API_KEY"
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """host, port: where it listens; port 0 takes a free one. api_key_file: a key a line; else MODICUM_API_KEY has one.
+    slots: requests answered at once; max_queue: that wait. compiled: decode through torch.compile. runs: the directory
+    of the page's second view. origins: sites whose scripts may call. drain_seconds: what answers that are under way get
+    when the server is told to end.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_key_file: Path | None = None
+    slots: int = 8
+    max_queue: int = 64
+    compiled: bool = True
+    runs: Path | None = None
+    origins: Sequence[str] = ()
+    drain_seconds: int = 30
+
+
+def serve(checkpoint: Path, settings: ServerSettings, *, limits: Limits | None = None) -> None:
+    """Serve a checkpoint until SIGTERM or Ctrl-C; then answers that are under way come to their end first.
+
+    Faults of the checkpoint and of the settings are raised before anything listens.
+    """
+    limits = limits or Limits()
+    keys = _keys(settings.api_key_file)
+    if settings.runs is not None and not settings.runs.is_dir():
+        raise UserError(f"--runs {settings.runs}: no such directory")
+    for origin in settings.origins:
+        if origin == "*" or "://" not in origin or origin.count("/") != 2:
+            raise UserError(f"--cors {origin}: expected one site, such as https://chat.example.org")
+    loaded = load_checkpoint(checkpoint)
+
+    def load() -> Served:
+        generator = Generator(loaded.model(), loaded.tokenizer, stop_ids=loaded.stop_ids)
+        engine = Engine(generator, slots=settings.slots, max_queue=settings.max_queue, compiled=settings.compiled)
+        return Served(model_name(checkpoint), generator, engine, limits)
+
+    service = Service(load, limits)
+    local = _is_loopback(settings.host)
+    if not local and not keys:
+        print(f"warning: anyone who reaches {settings.host} can use this server; give it a key", file=sys.stderr)
+    hosts = ("localhost", "127.0.0.1", "[::1]", settings.host) if local else None
+    app = create_app(service, access=Access(keys, hosts, settings.origins), runs=settings.runs)
+    config = uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        timeout_graceful_shutdown=settings.drain_seconds,
+        server_header=False,
+        log_level="info",
+    )
+    server = _Server(config)
+    service.on_fault = server.stop
+    server.run()
+    if service.fault is not None:
+        raise service.fault
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's, but ending by SIGTERM is a good end: status 0, once all answers are given."""
+
+    def stop(self) -> None:
+        """End as a signal would."""
+        self.should_exit = True
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        kept = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in kept.items():
+                signal.signal(number, handler)
+
+
+def _keys(file: Path | None) -> list[str]:
+    if file is None:
+        key = os.environ.get(KEY_VARIABLE, "").strip()
+        return [key] if key else []
+    try:
+        keys = [line.strip() for line in file.read_text("utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--api-key-file {file}: cannot be read ({error})") from None
+    if not keys:
+        raise UserError(f"--api-key-file {file}: expected a key a line, found none")
+    return keys
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,135 @@
+"""What is served: one model behind its engine, loaded while the server already tells that it is not ready."""
+
+import asyncio
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from modicum.generate import Engine, Generator, QueueFull, SamplingParams, Ticket
+from modicum.serve.constrain import GrammarMask, Grammars
+from modicum.serve.errors import ApiError, busy
+from modicum.serve.limits import Limits
+from modicum.serve.prompts import Prompt
+from modicum.serve.tools import writes_tools
+from modicum.tokenizer.special import TOOL_MARKERS
+
+T = TypeVar("T")
+
+# Requests whose prompts are being made at once: beyond it they cost memory and no slot limits them.
+_PREPARING = 32
+
+
+@dataclass
+class Served:
+    """A model that answers. name: what requests call it; it holds no path.
+
+    grammars, tools: what it can be held to, and whether its template knows tools. silent: ids that are no text.
+    """
+
+    name: str
+    generator: Generator
+    engine: Engine
+    limits: Limits
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def __post_init__(self) -> None:
+        rows = self.generator.model.config.vocab_size
+        self.grammars = Grammars(self.generator.tokenizer, rows, self.generator.stop_ids, self.limits)
+        tokenizer = self.generator.tokenizer
+        markers = {i for i in tokenizer.special_ids if tokenizer.id_bytes(i).decode() in TOOL_MARKERS}
+        self.silent = frozenset(tokenizer.special_ids - markers) | self.generator.stop_ids
+        self.tools = self.grammars.knows_tool_markers and writes_tools(self.generator.tokenizer)
+
+    def submit(
+        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], masks: Sequence[GrammarMask | None]
+    ) -> list[Ticket]:
+        """One ticket for each prompt and each of its answers, all or none. Raises ApiError 503 when the queue is
+        full."""
+        tickets: list[Ticket] = []
+        try:
+            for number, prompt in enumerate(prompts):
+                for place, each in enumerate(params):
+                    mask = masks[number * len(params) + place]
+                    tickets.append(self.engine.submit(prompt.ids, each, mask=mask))
+        except BaseException as error:
+            for ticket in tickets:
+                ticket.cancel()
+            if isinstance(error, QueueFull):
+                raise busy("too many requests are waiting", retry_seconds=self.limits.retry_seconds) from None
+            if isinstance(error, RuntimeError) and not self.engine.ready:
+                raise ApiError(503, "the model does not answer any more", code="unavailable") from error
+            raise
+        return tickets
+
+
+class Service:
+    """Loads what is served in a thread, and keeps it for the requests. load: makes the model and its engine.
+
+    on_fault is called when that fails; `fault` holds why.
+    """
+
+    def __init__(self, load: Callable[[], Served], limits: Limits) -> None:
+        self._load, self.limits = load, limits
+        self._served: Served | None = None
+        self._preparing = 0
+        self.fault: Exception | None = None
+        self.on_fault: Callable[[], None] = lambda: None
+
+    async def start(self) -> None:
+        """Load; returns when it is done. A fault is kept, since nobody waits for this."""
+        try:
+            served = await asyncio.to_thread(self._load)
+            served.engine.start()
+        except Exception as error:
+            self.fault = error
+            self.on_fault()
+        else:
+            self._served = served
+
+    async def close(self, *, drain_seconds: float = 0) -> None:
+        """End the engine; what it still does gets so many seconds."""
+        if self._served is not None:
+            await asyncio.to_thread(partial(self._served.engine.close, drain_seconds=drain_seconds))
+
+    @property
+    def served(self) -> Served | None:
+        """The model once it is loaded, warm or not."""
+        return self._served
+
+    @property
+    def failed(self) -> bool:
+        """Whether it will not answer any more."""
+        return self.fault is not None or (self._served is not None and self._served.engine.fault is not None)
+
+    def ready(self, name: str | None = None) -> Served:
+        """The model of this name. Raises ApiError 503 while it is loading, 404 for another name."""
+        served = self._served
+        if served is None or not served.engine.ready:
+            word = "has failed" if self.failed else "is loading"
+            raise ApiError(503, f"the model {word}", code="unavailable", headers={"Retry-After": "2"})
+        if name is not None and name != served.name:
+            message = f"the model {name[:100]!a} is not served here; /v1/models lists what is"
+            raise ApiError(404, message, param="model", code="model_not_found")
+        return served
+
+    async def prepare(self, work: Callable[[], T]) -> T:
+        """`work()` in a thread: making a prompt may take a while. Raises ApiError 503 when too many others do."""
+        if self._preparing >= _PREPARING:
+            raise busy("too many requests are being prepared", retry_seconds=self.limits.retry_seconds)
+        self._preparing += 1
+        try:
+            return await asyncio.to_thread(work)
+        finally:
+            self._preparing -= 1
+
+
+def model_name(checkpoint: Path) -> str:
+    """What a checkpoint is called: quickstart-sft for runs/quickstart/sft/checkpoints/last, else its folder's name."""
+    path = checkpoint.absolute()
+    parts = path.parts
+    name = "-".join(parts[-4:-2]) if len(parts) > 4 and parts[-2] == "checkpoints" else path.name
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-") or "model"
