@@ -41,4 +41,5 @@ def walk(recipe: Path, override: list[str] | None, *, until: str | None = None, 
 
     with TerminalListener() as listener:
         road = run_road(loaded, until=until, start=start, listener=listener)
-    print(summary(road))
+    if road.ranks.is_first:
+        print(summary(road))

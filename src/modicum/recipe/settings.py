@@ -191,7 +191,11 @@ class ModelSettings(Settings):
 
 
 class TrainSettings(Settings):
-    """What pretraining and fine-tuning have in common. Batches count sequences; lengths count tokens."""
+    """What pretraining and fine-tuning have in common. Batches count sequences; lengths count tokens.
+
+    parallel: how many ranks, where torchrun starts them, share the work: each with the whole model, or with a shard of
+    it. micro_batch_size is that of one rank.
+    """
 
     batch_size: int = Field(default=16, ge=1)
     micro_batch_size: int | None = Field(default=None, ge=1)
@@ -209,6 +213,7 @@ class TrainSettings(Settings):
     momentum: float = Field(default=0.95, ge=0, lt=1)
     clip_norm: float = Field(default=1.0, gt=0)
     activation_checkpointing: bool = operating(False)
+    parallel: Literal["ddp", "fsdp"] = operating("ddp")
     device: Literal["auto", "cpu", "cuda", "mps"] = operating("auto")
     dtype: Literal["auto", "float32", "bfloat16"] = operating("auto")
     compile: Literal["auto", "on", "off"] = operating("auto")

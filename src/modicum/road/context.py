@@ -7,6 +7,7 @@ from typing import Protocol
 
 from modicum.recipe import Recipe
 from modicum.store import Fingerprints, RunDirectory
+from modicum.train import ALONE, Ranks
 
 
 class Listener(Protocol):
@@ -31,10 +32,11 @@ class Silent:
 
 @dataclass
 class Road:
-    """One run of one recipe."""
+    """One run of one recipe, by one process or by many ranks, the first of which does all but the training alone."""
 
     recipe: Recipe
     listener: Listener = field(default_factory=Silent)
+    ranks: Ranks = ALONE
 
     def __post_init__(self) -> None:
         self.run = RunDirectory(self.recipe.run_folder)

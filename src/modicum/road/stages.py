@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,23 +14,26 @@ from modicum.road.planning import keep_plan
 from modicum.road.reporting import make_report, report_inputs
 from modicum.road.start import check_start
 from modicum.store import UserError, run_lock, write_text
+from modicum.train import joined
 
 
 @dataclass(frozen=True)
 class RoadStage:
     """inputs: what the stage depends on, as name to hash; work: does it. Both are given the road.
 
-    outputs: files below the stage's folder without which it is not finished, whatever its manifest says.
+    outputs: files below the stage's folder without which it is not finished, whatever its manifest says. on_all_ranks:
+    the ranks that torchrun has started do the work together; any other stage is the first one's, and the others wait.
     """
 
     name: str
     inputs: Callable[[Road], dict[str, str]]
     work: Callable[[Road], None]
     outputs: tuple[str, ...]
+    on_all_ranks: bool = False
 
 
 def _pretrain(road: Road) -> None:
-    keep_plan(road)
+    road.ranks.by_first(lambda: keep_plan(road))
     training.pretrain(road)
 
 
@@ -37,8 +41,8 @@ STAGES = (
     RoadStage("corpus", prepare.corpus_inputs, prepare.make_corpus, ("text/manifest.json",)),
     RoadStage("tokenizer", prepare.tokenizer_inputs, prepare.make_tokenizer, ("files/tokenizer.json",)),
     RoadStage("shards", prepare.shards_inputs, prepare.make_shards, ("train/index.json", "heldout/index.json")),
-    RoadStage("pretrain", training.pretrain_inputs, _pretrain, ("checkpoints/last/manifest.json",)),
-    RoadStage("sft", training.sft_inputs, training.sft, ("checkpoints/last/manifest.json",)),
+    RoadStage("pretrain", training.pretrain_inputs, _pretrain, ("checkpoints/last/manifest.json",), True),
+    RoadStage("sft", training.sft_inputs, training.sft, ("checkpoints/last/manifest.json",), True),
     RoadStage("evaluate", measure.evaluate_inputs, measure.evaluate, (measure.RESULTS,)),
     RoadStage("report", report_inputs, make_report, ("index.html", "report.json")),
 )
@@ -51,22 +55,32 @@ def run(
 
     A stage whose inputs are as they were is left alone; an interrupted one goes on. `start` throws away that stage's
     results and those of all after it first. A training stage never replaces checkpoints of another recipe by itself: it
-    raises UserError that says what differs, and `start` is the way to begin anew.
+    raises UserError that says what differs, and `start` is the way to begin anew. Started by torchrun, the processes go
+    the road together.
     """
-    check_start(recipe)
-    road = Road(recipe, listener or Silent())
-    stages = _chosen(recipe, until, start)
-    with run_lock(road.run.path):
-        if start is not None:
-            _discard(road, start)
-        if not road.run.recipe.exists():
-            write_text(road.run.recipe, resolved_yaml(recipe))
-        done = 0
-        for stage in stages:
-            if stage.name == "evaluate":  # here both training stages have accepted the recipe as theirs
+    with joined() as ranks, ExitStack() as held:
+        road = Road(recipe, listener if listener is not None and ranks.is_first else Silent(), ranks)
+
+        def begin() -> None:
+            check_start(recipe)
+            training.check_ranks(recipe, ranks)
+            _chosen(recipe, until, start)
+            held.enter_context(run_lock(road.run.path))
+            if start is not None:
+                _discard(road, start)
+            if not road.run.recipe.exists():
                 write_text(road.run.recipe, resolved_yaml(recipe))
+
+        def accept() -> None:
+            write_text(road.run.recipe, resolved_yaml(recipe))
+
+        ranks.by_first(begin)
+        done = 0
+        for stage in _chosen(recipe, until, start):
+            if stage.name == "evaluate":  # here both training stages have accepted the recipe as theirs
+                ranks.by_first(accept)
             done += _bring_up_to_date(road, stage)
-        write_text(road.run.recipe, resolved_yaml(recipe))
+        ranks.by_first(accept)
         if not done:
             road.listener.say(f"{road.run.path}: everything is up to date")
     return road
@@ -95,16 +109,27 @@ def _discard(road: Road, start: str) -> None:
 
 def _bring_up_to_date(road: Road, stage: RoadStage) -> bool:
     """Whether there was anything to do."""
-    inputs = stage.inputs(road)
-    road.fingerprints.save()
     record = road.run.stage(stage.name)
-    changed = record.changed_inputs(inputs)
-    missing = [name for name in stage.outputs if not (record.path / name).exists()]
-    if changed == [] and not missing:
+
+    def inputs_of_work() -> dict[str, str] | None:
+        inputs = stage.inputs(road)
+        road.fingerprints.save()
+        changed = record.changed_inputs(inputs)
+        missing = [name for name in stage.outputs if not (record.path / name).exists()]
+        if changed == [] and not missing:
+            return None
+        why = f" (changed: {', '.join(changed)})" if changed else ""
+        road.listener.say(f"[{stage.name}]{why}")
+        return inputs
+
+    inputs = road.ranks.by_first(inputs_of_work)
+    if inputs is None:
         return False
-    why = f" (changed: {', '.join(changed)})" if changed else ""
-    road.listener.say(f"[{stage.name}]{why}")
     device = partial(training.device_used, road, stage.name)
-    with record.record(inputs, code_version=__version__, seed=road.seed(stage.name), device=device):
-        stage.work(road)
+    recorded = record.record(inputs, code_version=__version__, seed=road.seed(stage.name), device=device)
+    with recorded if road.ranks.is_first else nullcontext():
+        if stage.on_all_ranks:
+            stage.work(road)
+        else:
+            road.ranks.by_first(lambda: stage.work(road))
     return True

@@ -10,15 +10,15 @@ from typing import Any
 
 from modicum.checkpoint import load_checkpoint, newest, save_checkpoint, step_folder
 from modicum.checkpoint.save import STATE
-from modicum.data import Batch, Loader, Shards, WindowRows, eval_windows, open_shards
+from modicum.data import Batch, Loader, Rows, Shards, WindowRows, eval_windows, open_shards
 from modicum.model import Decoder, ModelConfig
-from modicum.recipe import SftSettings, TrainSettings, identity
+from modicum.recipe import Recipe, SftSettings, TrainSettings, identity
 from modicum.road.context import Road
 from modicum.road.prepare import HELDOUT, TRAIN, corpus_weights, open_tokenizer, shards_folder
 from modicum.road.start import model_identity, starting_checkpoint
 from modicum.store import UserError, hash_file, hash_json, write_json
 from modicum.tokenizer import Tokenizer
-from modicum.train import Intervals, OptimizerSettings, Schedule, Wishes, train
+from modicum.train import Intervals, OptimizerSettings, Ranks, Schedule, Wishes, train
 from modicum.tune import ConversationRows, ConversationSplit, Count, load_conversations, packed_batches
 
 
@@ -39,9 +39,10 @@ def pretrain(road: Road) -> None:
     settings, tokenizer = road.recipe.pretrain, open_tokenizer(road)
     untouched = step_folder(road.run.checkpoints("pretrain"), 0)
     if not settings.steps:
-        _take_over(road, tokenizer)
+        road.ranks.by_first(lambda: _take_over(road, tokenizer))
         return
-    if untouched.exists():  # the run had no updates and is now to have some; nothing was learnt that could be lost
+    if untouched.exists() and road.ranks.is_first:
+        # the run had no updates and is now to have some; nothing was learnt that could be lost
         shutil.rmtree(untouched)
     shards = open_shards(shards_folder(road, TRAIN), tokenizer_hash=tokenizer.hash)
     heldout = open_shards(shards_folder(road, HELDOUT), tokenizer_hash=tokenizer.hash)
@@ -56,7 +57,7 @@ def pretrain(road: Road) -> None:
     )
     train(
         initial_model(road, tokenizer.vocab_size),
-        Loader(rows, batch_size=settings.batch_size),
+        _loader(road, rows, settings),
         chat=False,
         tokenizer=tokenizer,
         identity={
@@ -67,7 +68,7 @@ def pretrain(road: Road) -> None:
             "tokenizer": tokenizer.hash,
             "seed": road.recipe.seed,
         },
-        heldout=(lambda: _heldout_windows(heldout, settings)) if heldout.sources else None,
+        heldout=(lambda: _heldout_windows(road, heldout, settings)) if heldout.sources else None,
         **_common(road, "pretrain", settings, settings.steps),
     )
 
@@ -109,7 +110,8 @@ def sft(road: Road) -> None:
     settings, base = _sft_settings(road), load_checkpoint(_base(road))
     split = conversations(road, base.tokenizer)
     report = split.report
-    write_json(road.folder("sft") / "conversations.json", asdict(report))
+    if road.ranks.is_first:
+        write_json(road.folder("sft") / "conversations.json", asdict(report))
     road.listener.say(
         f"conversations: {report.read:,} read, {report.train:,} to train on, {report.heldout:,} held out; left out: "
         f"{_told(report.duplicates)} repeated, {_told(report.too_long)} too long; {_told(report.shortened)} shortened"
@@ -124,7 +126,7 @@ def sft(road: Road) -> None:
     steps = ceil(rows.rows_for(settings.epochs) / settings.batch_size)
     train(
         base.model().train(),
-        Loader(rows, batch_size=settings.batch_size),
+        _loader(road, rows, settings),
         chat=True,
         tokenizer=base.tokenizer,
         identity={
@@ -138,7 +140,7 @@ def sft(road: Road) -> None:
             split.heldout_examples,
             settings.sequence_length,
             settings.evaluate_tokens,
-            batch_size=settings.micro_batch_size or settings.batch_size,
+            batch_size=_rows_at_once(road, settings),
             pad_id=base.tokenizer.pad_id,
             separate_documents=settings.separate_documents,
         ),
@@ -209,18 +211,42 @@ def _common(road: Road, stage: str, settings: TrainSettings, steps: int) -> dict
             compile=settings.compile,
             threads=settings.threads,
             activation_checkpointing=settings.activation_checkpointing,
+            parallel=settings.parallel,
         ),
         "progress": road.listener.progress,
         "say": road.listener.say,
+        "ranks": road.ranks,
     }
 
 
-def _heldout_windows(shards: Shards, settings: TrainSettings) -> Iterator[Batch]:
+def check_ranks(recipe: Recipe, ranks: Ranks) -> None:
+    """Raise UserError for a batch that the ranks cannot share evenly, before anything else is done."""
+    faults = [
+        f"{stage}.batch_size: {settings.batch_size} sequences cannot be shared evenly by {ranks.world_size} ranks; "
+        "make it a multiple of them"
+        for stage, settings in (("pretrain", recipe.pretrain), ("sft", recipe.sft))
+        if settings is not None and settings.batch_size % ranks.world_size
+    ]
+    if faults:
+        raise UserError("\n".join(faults))
+
+
+def _loader(road: Road, rows: Rows, settings: TrainSettings) -> Loader:
+    return Loader(rows, batch_size=settings.batch_size, rank=road.ranks.rank, world_size=road.ranks.world_size)
+
+
+def _rows_at_once(road: Road, settings: TrainSettings) -> int:
+    """Rows of one forward pass of one rank."""
+    share = settings.batch_size // road.ranks.world_size
+    return min(settings.micro_batch_size or share, share)
+
+
+def _heldout_windows(road: Road, shards: Shards, settings: TrainSettings) -> Iterator[Batch]:
     return eval_windows(
         shards,
         settings.sequence_length,
         settings.evaluate_tokens,
-        batch_size=settings.micro_batch_size or settings.batch_size,
+        batch_size=_rows_at_once(road, settings),
         separate_documents=settings.separate_documents,
     )
 
