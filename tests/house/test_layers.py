@@ -11,7 +11,7 @@ import modicum
 
 ROOT = Path(modicum.__file__).parent
 ROOMS = [
-    "cli", "bench", "serve", "doctor", "road", "exchange", "tune", "train", "evaluate", "generate", "dialects",
+    "cli", "bench", "serve", "doctor", "road", "exchange", "quantize", "tune", "train", "evaluate", "generate", "dialects",
     "checkpoint", "model", "data", "tokenizer", "corpus", "recipe", "store",
 ]  # fmt: skip
 FILES = sorted(path for path in ROOT.rglob("*.py") if path.parent != ROOT)

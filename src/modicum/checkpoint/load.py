@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from modicum.checkpoint.rounded import bits_of, read_matrix, stored_shapes
 from modicum.checkpoint.save import OPTIMIZER, STATE, WEIGHTS, TrainingState
 from modicum.model import Decoder, ModelConfig
+from modicum.model.packing import RoundedMatrix
+from modicum.model.quantized import install
 from modicum.store import UserError, verify_manifest
 from modicum.tokenizer import Tokenizer, load_tokenizer
 
@@ -21,12 +24,16 @@ _ANOTHER = "take another checkpoint, or copy this one again"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint folder whose files have been checked. Weights and training state are read when asked for."""
+    """A checkpoint folder whose files have been checked. Weights and training state are read when asked for.
+
+    rounded: bits of each matrix that is stored in 8 or 4, by the name of its module; none at full precision.
+    """
 
     path: Path
     config: ModelConfig
     tokenizer: Tokenizer
     stop_ids: list[int]
+    rounded: dict[str, int] = field(default_factory=dict)
 
     @property
     def step(self) -> int:
@@ -35,9 +42,19 @@ class Checkpoint:
         return int(name.removeprefix("step-")) if name.startswith("step-") and name[5:].isdecimal() else 0
 
     @cached_property
-    def weights(self) -> dict[str, Tensor]:
-        """Hugging Face's names to tensors, as they lie on disk."""
+    def tensors(self) -> dict[str, Tensor]:
+        """Names to tensors, as they lie on disk."""
         return _read_tensors(self.path / WEIGHTS)
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """Hugging Face's names to weights. Raises UserError where they are rounded, which nothing can be made of."""
+        if self.rounded:
+            raise UserError(
+                f"{self.path}: its weights are rounded to {' and '.join(map(str, sorted(set(self.rounded.values()))))} "
+                "bits, to be asked only; to train, export or convert, take the checkpoint that it was made from"
+            )
+        return self.tensors
 
     @cached_property
     def training(self) -> TrainingState | None:
@@ -47,12 +64,21 @@ class Checkpoint:
         return TrainingState(_read_tensors(self.path / OPTIMIZER), _read_json(self.path / STATE))
 
     def model(self, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Decoder:
-        """The decoder with these weights, ready to be asked (in evaluation mode). Each call makes a new one."""
+        """The decoder with these weights, ready to be asked (in evaluation mode). Each call makes a new one.
+
+        Rounded ones stay so, in modules of their own, and nothing of such a model takes a gradient.
+        """
         with torch.device("meta"):
             model = Decoder(self.config)
-        weights = {name: weight.to(device=device, dtype=dtype, copy=True) for name, weight in self.weights.items()}
+        shapes = _shapes(self.config)
+        for name, bits in self.rounded.items():
+            matrix = read_matrix(self.tensors, name, bits, shapes[f"{name}.weight"][1])
+            moved = RoundedMatrix(matrix.values.to(device), matrix.scale.to(device), bits)
+            install(model, name, moved, dtype=dtype)
+        kept = model.state_dict().keys()
+        weights = {name: self.tensors[name].to(device=device, dtype=dtype, copy=True) for name in kept}
         model.load_state_dict(weights, assign=True)
-        return model.requires_grad_().eval()
+        return model.requires_grad_(not self.rounded).eval()
 
 
 def load_checkpoint(path: Path, *, verify: bool = True) -> Checkpoint:
@@ -69,7 +95,10 @@ def load_checkpoint(path: Path, *, verify: bool = True) -> Checkpoint:
     if verify:
         verify_manifest(path)
     try:
-        config = ModelConfig.from_hf(_read_json(path / "config.json"))
+        given = _read_json(path / "config.json")
+        config = ModelConfig.from_hf({key: value for key, value in given.items() if key != "quantization_config"})
+        shapes = _shapes(config)
+        rounded = bits_of(given, shapes)
     except UserError as error:
         raise UserError(f"{path / 'config.json'}: {error}") from None
     tokenizer = load_tokenizer(path, missing="keep")
@@ -78,8 +107,8 @@ def load_checkpoint(path: Path, *, verify: bool = True) -> Checkpoint:
             f"{path}: tokenizer.json has {tokenizer.vocab_size} ids and config.json a vocabulary of "
             f"{config.vocab_size}; they are not of one checkpoint: {_ANOTHER}"
         )
-    _check_shapes(path / WEIGHTS, config)
-    return Checkpoint(path, config, tokenizer, _stop_ids(path, tokenizer))
+    _check_shapes(path / WEIGHTS, stored_shapes(shapes, rounded, tied=config.tie_word_embeddings))
+    return Checkpoint(path, config, tokenizer, _stop_ids(path, tokenizer), rounded)
 
 
 def newest(root: Path) -> Path | None:
@@ -112,10 +141,13 @@ def _stop_ids(path: Path, tokenizer: Tokenizer) -> list[int]:
     return ids
 
 
-def _check_shapes(file: Path, config: ModelConfig) -> None:
-    """Compare names and shapes in the file's header with the config's, before any tensor is read."""
+def _shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     with torch.device("meta"):
-        wanted = {name: tuple(value.shape) for name, value in Decoder(config).state_dict().items()}
+        return {name: tuple(value.shape) for name, value in Decoder(config).state_dict().items()}
+
+
+def _check_shapes(file: Path, wanted: dict[str, tuple[int, ...]]) -> None:
+    """Compare names and shapes in the file's header with those wanted, before any tensor is read."""
     found = _read_shapes(file)
     faults = [f"{name}: missing" for name in sorted(wanted.keys() - found.keys())]
     faults += [f"{name}: not part of this model" for name in sorted(found.keys() - wanted.keys())]

@@ -10,7 +10,9 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from modicum.checkpoint.rounded import rounded_config, rounded_tensors
 from modicum.model import ModelConfig
+from modicum.model.packing import RoundedMatrix
 from modicum.store import UserError, atomic_directory, write_json, write_manifest
 from modicum.store.atomic import fsync_path
 from modicum.tokenizer import Tokenizer
@@ -68,8 +70,12 @@ def write_model(
     tokenizer: Tokenizer,
     chat: bool,
     stop_ids: Sequence[int] | None = None,
+    rounded: Mapping[str, RoundedMatrix] | None = None,
 ) -> None:
-    """The files that make `folder` a Hugging Face model: config, generation_config, weights, tokenizer."""
+    """The files that make `folder` a Hugging Face model: config, generation_config, weights, tokenizer.
+
+    rounded: matrices by the name of their module, which are not in `weights`.
+    """
     if config.rotary_layout != "half":
         raise ValueError("files hold the half-split rotary layout: permute the weights before they are written")
     if any(name.startswith("_orig_mod.") for name in weights):
@@ -82,7 +88,13 @@ def write_model(
         "pad_token_id": tokenizer.pad_id,
     }
     dtypes = {str(weight.dtype).removeprefix("torch.") for weight in weights.values()}
-    write_json(folder / "config.json", config.to_hf(**tokens, dtype=dtypes.pop() if len(dtypes) == 1 else "float32"))
+    written = config.to_hf(**tokens, dtype=dtypes.pop() if len(dtypes) == 1 else "float32")
+    if rounded:
+        full = [name.removesuffix(".weight") for name, weight in weights.items() if weight.dim() == 2]
+        bits = {name: matrix.bits for name, matrix in rounded.items()}
+        written["quantization_config"] = rounded_config(bits, full, tied=config.tie_word_embeddings)
+        weights = {**weights, **rounded_tensors(rounded, tied=config.tie_word_embeddings)}
+    write_json(folder / "config.json", written)
     write_json(folder / "generation_config.json", {**tokens, "eos_token_id": stops})
     _save_tensors(folder / WEIGHTS, weights)
     tokenizer.save(folder)

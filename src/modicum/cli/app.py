@@ -16,7 +16,9 @@ from modicum.store import UserError
 OURS, USERS, INTERRUPTED = 1, 2, 130
 # What the operating system refuses because of the user's machine, not because of us.
 _MENDABLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.EMFILE}
-VERBS = ("new", "plan", "run", "stages", "generate", "chat", "import_", "export", "doctor", "bench")
+VERBS = (
+    "new", "plan", "run", "stages", "generate", "chat", "import_", "export", "quantize", "serve", "doctor", "bench",
+)  # fmt: skip
 
 app = typer.Typer(
     name="modicum",

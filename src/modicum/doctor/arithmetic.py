@@ -111,8 +111,7 @@ def _compared(name: str, expected: Tensor, found: Tensor, what: str) -> Finding:
 def _cached(model: Decoder, ids: Tensor, cuts: list[int]) -> Tensor:
     """Logits of all tokens, read through one cache in pieces that end at `cuts` and at the end."""
     rows, length = ids.shape
-    weight = model.model.embed_tokens.weight
-    cache = KVCache(model.config, rows, length, dtype=weight.dtype, device=weight.device)
+    cache = KVCache(model.config, rows, length, dtype=model.dtype, device=model.device)
     edges = sorted({0, *cuts, length})
     pieces = [model(ids[:, start:stop], cache=cache) for start, stop in pairwise(edges)]
     return torch.cat(pieces, dim=1)
@@ -123,7 +122,7 @@ def _random_ids(model: Decoder, rows: int) -> Tensor:
     length = min(model.config.max_position_embeddings, 160)
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(model.config.vocab_size, (rows, length), generator=generator)
-    return ids.to(model.model.embed_tokens.weight.device)
+    return ids.to(model.device)
 
 
 @contextmanager

@@ -44,9 +44,12 @@ def hashes(path: Path) -> Finding:
 
 def tensors(checkpoint: Checkpoint) -> Finding:
     """All weights there, of the config's shapes (the loader has compared them), and finite."""
-    bad = [name for name, weight in checkpoint.weights.items() if not bool(weight.isfinite().all())]
+    bad = [name for name, weight in checkpoint.tensors.items() if not bool(weight.isfinite().all())]
     if bad:
         return _failed("weights", f"not finite: {', '.join(sorted(bad)[:5])}")
+    if checkpoint.rounded:
+        kinds = " and ".join(str(bits) for bits in sorted(set(checkpoint.rounded.values())))
+        return _fine("weights", f"{len(checkpoint.rounded)} matrices rounded to {kinds} bits, all finite")
     parameters = sum(weight.numel() for weight in checkpoint.weights.values())
     expected = checkpoint.config.parameter_count()
     detail = f"{count(parameters)} parameters, all finite; config.json describes {count(expected)}"

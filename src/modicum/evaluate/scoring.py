@@ -40,7 +40,7 @@ def token_logprobs(
     batch_tokens bounds rows times length of one batch. bfloat16 runs the blocks under autocast; head and softmax are
     in fp32 where the weights are. Raises UserError when the model's logits are not finite.
     """
-    device = model.model.embed_tokens.weight.device
+    device = model.device
     result: list[Tensor] = [torch.empty(0)] * len(sequences)
     autocast = torch.autocast(device.type, torch.bfloat16) if bfloat16 else nullcontext()
     with evaluation_mode(model):

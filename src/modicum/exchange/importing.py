@@ -17,6 +17,7 @@ from modicum.exchange.names import Dialect
 from modicum.exchange.parity import Compared, decoder_speaker, prove, truth_of
 from modicum.exchange.stored import read_json
 from modicum.store import UserError, atomic_directory, write_json, write_manifest
+from modicum.store import refuse_taken as refuse_taken
 from modicum.store.atomic import write_bytes
 from modicum.tokenizer import CYBERSLM_TEMPLATE, Tokenizer, load_tokenizer, sentencepiece_tokenizer
 from modicum.tokenizer.load import template_in
@@ -115,14 +116,6 @@ def _read_gguf(path: Path, tokenizer: Path | None) -> tuple[Foreign, Path, Token
     if strange:
         raise UserError(f"{path}: an answer would end at {strange[0]}, which is no token's id")
     return foreign, source, spoken, ends
-
-
-def refuse_taken(out: Path) -> None:
-    """Raise UserError unless `out` is free: not there, or an empty folder."""
-    if out.is_symlink() or (out.exists() and not out.is_dir()):
-        raise UserError(f"{out}: is there already and is no folder; name a new one with --out")
-    if out.is_dir() and any(out.iterdir()):
-        raise UserError(f"{out}: is not empty; name a new folder with --out, or empty this one")
 
 
 def _tokenizer_file(folder: Path, dialect: Dialect, given: Path | None) -> Path:

@@ -3,7 +3,14 @@
 The lowest room: it knows nothing of models or text, and imports no other room.
 """
 
-from modicum.store.atomic import atomic_directory, remove_leftovers, write_bytes, write_json, write_text
+from modicum.store.atomic import (
+    atomic_directory,
+    refuse_taken,
+    remove_leftovers,
+    write_bytes,
+    write_json,
+    write_text,
+)
 from modicum.store.errors import UserError
 from modicum.store.fingerprint import Fingerprints
 from modicum.store.hashes import hash_file, hash_json, hash_tree
@@ -26,6 +33,7 @@ __all__ = [
     "peak_memory_bytes",
     "processor_flags",
     "processor_name",
+    "refuse_taken",
     "remove_leftovers",
     "run_lock",
     "verify_manifest",

@@ -11,7 +11,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from modicum.store.errors import UserError
+
 _TEMPORARY = ".tmp-"
+
+
+def refuse_taken(out: Path) -> None:
+    """Raise UserError unless `out` is free: not there, or an empty folder."""
+    if out.is_symlink() or (out.exists() and not out.is_dir()):
+        raise UserError(f"{out}: is there already and is no folder; name a new one with --out")
+    if out.is_dir() and any(out.iterdir()):
+        raise UserError(f"{out}: is not empty; name a new folder with --out, or empty this one")
 
 
 def fsync_path(path: Path) -> None:

@@ -1,0 +1,64 @@
+"""modicum quantize CKPT --to int8|int4 --out DIR"""
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from modicum.cli.app import verb
+
+
+class BitsName(StrEnum):
+    """What weights become."""
+
+    INT8 = "int8"
+    INT4 = "int4"
+
+
+@verb("quantize", "modicum quantize runs/quickstart/sft/checkpoints/best --to int8 --out quickstart-int8")
+def quantize(
+    checkpoint: Annotated[
+        Path, typer.Argument(metavar="CKPT", help="A checkpoint, such as runs/quickstart/sft/checkpoints/last.")
+    ],
+    to: Annotated[
+        BitsName, typer.Option(help="int8: a quarter of the size; int4: an eighth, embedding and head int8.")
+    ],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="The folder to write, a new one.")],
+    max_kl: Annotated[
+        float | None,
+        typer.Option(
+            metavar="NATS",
+            help="A budget of mean KL divergence: the matrices that cost most get more bits until it is met.",
+        ),
+    ] = None,
+    text: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Text to fit to and be judged by; without it, the model's own samples."),
+    ] = None,
+    tune: Annotated[
+        int, typer.Option(metavar="STEPS", help="Updates that tune the weights to their rounding, on --text.", min=0)
+    ] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Round a checkpoint's weights to 8 or 4 bits, measured beside full precision before it is kept.
+
+    The result is a checkpoint: generate, chat and serve take it, and transformers with compressed-tensors too. It
+    cannot be trained on.
+    """
+    from modicum.cli.progress import TerminalListener
+    from modicum.cli.quantize_table import quantize_lines
+    from modicum.quantize import quantize_checkpoint
+    from modicum.store import UserError
+
+    if max_kl is not None and not 0 < max_kl <= 100:
+        raise UserError(f"--max-kl {max_kl:g}: expected a number of nats above 0, such as 0.01")
+    with TerminalListener() as listener:
+        report = quantize_checkpoint(
+            checkpoint, to=to.value, out=out, max_kl=max_kl, text=text, tune_steps=tune, progress=listener.say
+        )
+    if as_json:
+        print(json.dumps(report.to_dict(), indent=2, ensure_ascii=False))
+        return
+    print("\n".join([*quantize_lines(report), f"written: {out}"]))

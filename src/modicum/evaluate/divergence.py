@@ -1,0 +1,78 @@
+"""How far a model of rounded weights leaves what full precision says: KL divergence and agreement, text by text."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+CLEAR = 0.01  # of a logit: ten times what float32 weights may be off
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What is refused: a mean or 99th-percentile KL divergence (nats) above, a top-1 agreement below."""
+
+    mean_kl: float
+    tail_kl: float
+    agreement: float
+
+
+@dataclass(frozen=True)
+class Quality:
+    """positions compared; KL divergence from full precision in nats; how often the likeliest token is the same; clear:
+    positions where full precision prefers it by more than a hundredth, and in how many of these it is another."""
+
+    positions: int
+    mean_kl: float
+    tail_kl: float
+    agreement: float
+    clear: int
+    clear_differing: int
+
+    def faults(self, limits: Limits) -> list[str]:
+        """What is over its limit, in a line each."""
+        found = []
+        if not self.mean_kl <= limits.mean_kl:
+            found.append(f"mean KL divergence {self.mean_kl:.3g}, allowed {limits.mean_kl:g}")
+        if not self.tail_kl <= limits.tail_kl:
+            found.append(f"99th percentile of the KL divergence {self.tail_kl:.3g}, allowed {limits.tail_kl:g}")
+        if not self.agreement >= limits.agreement:
+            found.append(f"top-1 agreement {self.agreement:.2%}, asked for {limits.agreement:.2%}")
+        return found
+
+
+def quality(full: Iterable[Any], found: Iterable[Any]) -> Quality:
+    """Compare logits (T, V), NumPy's or torch's, of the same texts: `full` precision's, and what was `found`.
+
+    One text at a time, in float64.
+    """
+    divergence, same, clear = [], [], []
+    for truth, other in zip(map(_log_softmax, full), map(_log_softmax, found), strict=True):
+        divergence.append((truth.exp() * (truth - other)).sum(-1))
+        same.append(truth.argmax(-1) == other.argmax(-1))
+        best, second = truth.topk(2, -1).values.unbind(-1)
+        clear.append(best - second > CLEAR)
+    divergences, agreeing, decided = (torch.cat(parts) for parts in (divergence, same, clear))
+    return Quality(
+        positions=len(divergences),
+        mean_kl=float(divergences.mean()),
+        tail_kl=_quantile(divergences, 0.99),
+        agreement=float(agreeing.double().mean()),
+        clear=int(decided.sum()),
+        clear_differing=int((decided & ~agreeing).sum()),
+    )
+
+
+def _log_softmax(logits: Any) -> Tensor:
+    return torch.as_tensor(logits).double().log_softmax(-1)
+
+
+def _quantile(values: Tensor, share: float) -> float:
+    """Between neighbours, as NumPy has it; torch's own refuses more than 16 million."""
+    ordered = values.sort().values
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return float(ordered[low] + (ordered[high] - ordered[low]) * (place - low))

@@ -1,0 +1,80 @@
+"""What rounding does to a model: its answers on held-out text beside full precision's, matrix by matrix and in all."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from modicum.evaluate.divergence import Quality, quality
+from modicum.model import Decoder
+from modicum.model.packing import RoundedMatrix
+from modicum.model.quantized import install, matrix_names
+
+Matrices = Mapping[str, RoundedMatrix]
+
+
+class Judge:
+    """Holds what the full model says of some rows of ids, float32 (T, V) each."""
+
+    def __init__(self, full: Decoder, rows: Sequence[Tensor]) -> None:
+        self._rows = list(rows)
+        self._said = list(_say(full, self._rows))
+
+    def __call__(self, model: Decoder, *, rows: int | None = None) -> Quality:
+        """How far `model` is from it, on the first `rows` of them, or all."""
+        return quality(self._said[:rows], _say(model, self._rows[:rows]))
+
+
+@contextmanager
+def rounded(model: Decoder, matrices: Matrices) -> Iterator[Decoder]:
+    """Inside, the model has these matrices; afterwards its own again."""
+    before = {name: install(model, name, matrix) for name, matrix in matrices.items()}
+    try:
+        yield model
+    finally:
+        for name, module in before.items():
+            parent, _, child = name.rpartition(".")
+            setattr(model.get_submodule(parent), child, module)
+
+
+def sensitivities(judge: Judge, model: Decoder, matrices: Matrices, *, rows: int) -> dict[str, float]:
+    """Mean KL divergence (nats) that each matrix alone costs when it is rounded, beside the model with none rounded."""
+    ground = judge(model, rows=rows).mean_kl
+    found = {}
+    for name, matrix in matrices.items():
+        with rounded(model, {name: matrix}):
+            found[name] = judge(model, rows=rows).mean_kl - ground
+    return found
+
+
+@torch.no_grad()
+def input_powers(model: Decoder, rows: Sequence[Tensor]) -> dict[str, Tensor]:
+    """The mean square of each input of each matrix, (inputs,), on these rows. A tied embedding's are the head's."""
+    sums: dict[str, Tensor] = {}
+
+    handles = []
+    names = [name for name in matrix_names(model) if isinstance(model.get_submodule(name), nn.Linear)]
+    for name in names:
+        module = model.get_submodule(name)
+        handles.append(module.register_forward_pre_hook(lambda _, given, name=name: _add(sums, name, given[0])))
+    if model.lm_head is None:
+        handles.append(model.model.norm.register_forward_hook(lambda _, __, out: _add(sums, "model.embed_tokens", out)))
+    for row in rows:
+        model(row[None])
+    for handle in handles:
+        handle.remove()
+    tokens = sum(len(row) for row in rows)
+    return {name: total / tokens for name, total in sums.items()}
+
+
+def _add(sums: dict[str, Tensor], name: str, x: Tensor) -> None:
+    power = x.detach().flatten(0, -2).square().sum(0)
+    sums[name] = sums[name] + power if name in sums else power
+
+
+def _say(model: Decoder, rows: Iterable[Tensor]) -> Iterator[Tensor]:
+    for row in rows:
+        with torch.no_grad():
+            logits: Tensor = model(row[None])[0]
+        yield logits.float()

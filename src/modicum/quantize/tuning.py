@@ -1,0 +1,130 @@
+"""Tuning a model to its rounding: weights learn to say, when rounded, what the full model says.
+
+The forward pass sees rounded weights, the backward pass goes straight through the rounding (Bengio et al. 2013), and
+the step of each group learns with them (Esser et al. 2020, LSQ). The target is the full model's whole distribution.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from math import cos, pi
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import embedding, kl_div, linear
+
+from modicum.model import Decoder
+from modicum.model.packing import RoundedMatrix
+from modicum.quantize.rounding import storable
+from modicum.store import UserError
+from modicum.train.machine import has_fast_bfloat16
+
+ROWS = 8  # of an update
+_RATE, _STEP_RATE = 3e-4, 3e-5
+
+
+class _Tuned(nn.Module):
+    """A full matrix that is seen rounded; called as the linear layer or the embedding in whose place it stands."""
+
+    def __init__(self, before: nn.Linear | nn.Embedding, matrix: RoundedMatrix) -> None:
+        super().__init__()
+        self.looks_up = isinstance(before, nn.Embedding)
+        self.bits = matrix.bits
+        self.weight = nn.Parameter(before.weight.detach().clone())
+        self.scale = nn.Parameter(matrix.scale.clone())
+        self.bias = getattr(before, "bias", None)
+
+    def rounded(self) -> Tensor:
+        """The weights as they are seen, (outputs, inputs), with a gradient for weights and scales."""
+        outputs, groups = self.scale.shape
+        scale_OG1 = self.scale[:, :, None]
+        half = 1 << (self.bits - 1)
+        inside = (self.weight.view(outputs, groups, -1) / scale_OG1).clamp(-half, half - 1)
+        whole = inside + (inside.round() - inside).detach()
+        return (whole * scale_OG1).view_as(self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return embedding(x, self.rounded()) if self.looks_up else linear(x, self.rounded(), self.bias)
+
+    def project(self, x: Tensor) -> Tensor:
+        return linear(x, self.rounded())
+
+    @torch.no_grad()
+    def matrix(self) -> RoundedMatrix:
+        """What it has become, as files hold it."""
+        scale = storable(self.scale.detach(), self.bits)
+        outputs, groups = scale.shape
+        half = 1 << (self.bits - 1)
+        values = (self.weight.view(outputs, groups, -1) / scale[:, :, None]).round().clamp(-half, half - 1)
+        return RoundedMatrix(values.view_as(self.weight).to(torch.int8), scale, self.bits)
+
+
+def tune(
+    teacher: Decoder,
+    student: Decoder,
+    matrices: dict[str, RoundedMatrix],
+    rows: Sequence[Tensor],
+    *,
+    steps: int,
+    say: Callable[[str], None],
+) -> dict[str, RoundedMatrix]:
+    """`steps` updates of the student, a copy of the teacher at full precision; its matrices, as they are rounded then.
+
+    rows: ids (T,); only those of full length are used, ROWS at a time, in their order, again from the front where they
+    end. The student is tuned in place and stays at full precision. Raises UserError where the texts are too short
+    for one update.
+    """
+    length = max(len(row) for row in rows)
+    full = [row for row in rows if len(row) == length]
+    if len(full) < ROWS:
+        raise UserError(f"--tune: the text has {len(full)} rows of {length} tokens, {ROWS} are needed; give more of it")
+    before = {name: _module(student, name) for name in matrices}
+    tuned = {name: _Tuned(before[name], matrix) for name, matrix in matrices.items()}
+    for name, module in tuned.items():
+        _put(student, name, module)
+    student.train().requires_grad_()
+    scales = [module.scale for module in tuned.values()]
+    others = [p for name, p in student.named_parameters() if not name.endswith(".scale")]
+    groups = [{"params": others, "lr": _RATE, "peak": _RATE}, {"params": scales, "lr": _STEP_RATE, "peak": _STEP_RATE}]
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0)
+    for step in range(steps):
+        share = min(1.0, (step + 1) / max(1, steps // 10)) * (0.5 + 0.5 * cos(pi * step / steps))
+        for group in optimizer.param_groups:
+            group["lr"] = group["peak"] * share
+        ids = torch.stack([full[(step * ROWS + place) % len(full)] for place in range(ROWS)])
+        loss = _divergence(teacher, student, ids)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(student.parameters(), 1.0)
+        optimizer.step()
+        if (step + 1) % max(1, steps // 10) == 0:
+            say(f"tuning, update {step + 1} of {steps}: KL divergence {loss.item():.4f}")
+    for name, module in tuned.items():
+        before[name].weight = module.weight
+        _put(student, name, before[name])
+    student.eval().requires_grad_(False)
+    return {name: module.matrix() for name, module in tuned.items()}
+
+
+def _divergence(teacher: Decoder, student: Decoder, ids_BT: Tensor) -> Tensor:
+    fast = has_fast_bfloat16(ids_BT.device.type)
+    with torch.autocast(ids_BT.device.type, torch.bfloat16) if fast else nullcontext():
+        with torch.no_grad():
+            wanted = teacher(ids_BT)
+        found = student(ids_BT)
+    return kl_div(
+        found.float().log_softmax(-1).flatten(0, 1),
+        wanted.float().log_softmax(-1).flatten(0, 1),
+        reduction="batchmean",
+        log_target=True,
+    )
+
+
+def _put(model: Decoder, name: str, module: nn.Module) -> None:
+    parent, _, child = name.rpartition(".")
+    setattr(model.get_submodule(parent), child, module)
+
+
+def _module(model: Decoder, name: str) -> nn.Linear | nn.Embedding:
+    module = model.get_submodule(name)
+    assert isinstance(module, nn.Linear | nn.Embedding)
+    return module

@@ -1,0 +1,134 @@
+"""From a checkpoint to one of rounded weights: what is written, what is measured, what is refused."""
+
+import json
+
+import pytest
+import torch
+
+from modicum.checkpoint import load_checkpoint, save_checkpoint
+from modicum.generate import Generator, SamplingParams
+from modicum.model import Decoder, ModelConfig
+from modicum.quantize import quantize_checkpoint, quantizing
+from modicum.store import UserError
+from modicum.tokenizer import train_tokenizer
+
+TEXT = "A rounded weight says nearly what it said before; where it does not, it is given more bits. 1, 2, 3, 5, 8.\n"
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer([TEXT] * 40, vocab_size=320, min_frequency=2, sample_bytes=10**6, seed=0)[0]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tokenizer, tmp_path_factory):
+    """A tiny decoder that has learned TEXT, so that its answers are worth keeping."""
+    config = ModelConfig(
+        vocab_size=tokenizer.vocab_size,
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=96,
+        max_position_embeddings=96,
+    )
+    model = Decoder(config)
+    ids = torch.tensor([[tokenizer.bos_id, *tokenizer.encode(TEXT * 2)][:80]])
+    optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
+    for _ in range(80):
+        loss = torch.nn.functional.cross_entropy(model(ids)[0, :-1], ids[0, 1:])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    root = tmp_path_factory.mktemp("checkpoints")
+    weights = model.state_dict()
+    return save_checkpoint(root, 80, config=config, weights=weights, tokenizer=tokenizer, chat=False, training=None)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    file = tmp_path_factory.mktemp("text") / "text.jsonl"
+    pieces = [TEXT[shift:] + TEXT for shift in range(0, 96, 2)]
+    file.write_text("\n".join(json.dumps({"text": piece}) for piece in pieces))
+    return file
+
+
+def test_eight_bits_are_a_quarter_of_the_size_and_say_the_same(checkpoint, text, tmp_path):
+    report = quantize_checkpoint(checkpoint, to="int8", out=tmp_path / "int8", text=text)
+    assert report.quality.mean_kl <= 2e-3
+    assert report.quality.agreement >= 0.985
+    assert report.rounded.disk_bytes < 0.35 * report.full.disk_bytes
+    assert report.rounded.memory_bytes < 0.35 * report.full.memory_bytes
+    assert set(report.bits.values()) == {8}
+    assert json.loads((tmp_path / "int8" / "quantize.json").read_text())["quality"]["mean_kl"] == report.quality.mean_kl
+    loaded = load_checkpoint(tmp_path / "int8")
+    prompt = [[loaded.tokenizer.bos_id]]
+    params = SamplingParams(temperature=0, max_new_tokens=20)
+    full = Generator(load_checkpoint(checkpoint).model(), loaded.tokenizer, stop_ids=[]).generate(prompt, params)
+    assert Generator(loaded.model(), loaded.tokenizer, stop_ids=[]).generate(prompt, params)[0].ids == full[0].ids
+
+
+def test_the_figures_are_those_of_the_files(checkpoint, text, tmp_path):
+    report = quantize_checkpoint(checkpoint, to="int4", out=tmp_path / "int4", text=text, max_kl=0.5)
+    assert report.full.disk_bytes == (checkpoint / "model.safetensors").stat().st_size
+    assert report.rounded.disk_bytes == (tmp_path / "int4" / "model.safetensors").stat().st_size
+    assert report.bits["model.embed_tokens"] == 8
+    assert report.bits["model.layers.0.mlp.up_proj"] == 4
+    assert set(report.costs) == set(report.bits)
+
+
+def test_a_budget_gives_more_bits_to_what_costs_most_and_is_met(checkpoint, text, tmp_path):
+    loose = quantize_checkpoint(checkpoint, to="int4", out=tmp_path / "loose", text=text, max_kl=5)
+    budget = loose.quality.mean_kl / 3
+    tight = quantize_checkpoint(checkpoint, to="int4", out=tmp_path / "tight", text=text, max_kl=budget)
+    assert loose.promoted == ()
+    assert tight.quality.mean_kl <= budget < loose.quality.mean_kl
+    assert 0 < len(tight.promoted) < 14
+    assert {tight.bits[name] for name in tight.promoted} == {8}
+    worth = {name: tight.costs[name] for name in tight.bits if tight.bits[name] == 4 or name in tight.promoted}
+    assert max(worth, key=worth.get) in tight.promoted
+
+
+def test_above_the_limits_nothing_is_written_and_the_figure_is_named(checkpoint, text, tmp_path):
+    with pytest.raises(UserError, match=r"mean KL divergence .*, allowed 1e-09"):
+        quantize_checkpoint(checkpoint, to="int4", out=tmp_path / "out", text=text, max_kl=1e-9)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_a_budget_the_limits_refuse(checkpoint, text, tmp_path, monkeypatch):
+    monkeypatch.setitem(quantizing.LIMITS, "int4", quantizing.Limits(1e-9, 1, 0))
+    with pytest.raises(UserError, match="--max-kl gives some matrices more bits"):
+        quantize_checkpoint(checkpoint, to="int4", out=tmp_path / "out", text=text)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_its_own_texts_judge_where_none_is_given(checkpoint, tmp_path):
+    report = quantize_checkpoint(checkpoint, to="int8", out=tmp_path / "out")
+    assert report.own_texts
+    assert report.quality.positions > 500
+
+
+def test_what_is_rounded_already_is_refused(checkpoint, text, tmp_path):
+    quantize_checkpoint(checkpoint, to="int8", out=tmp_path / "once", text=text)
+    with pytest.raises(UserError, match="rounded to 8 bits"):
+        quantize_checkpoint(tmp_path / "once", to="int4", out=tmp_path / "twice", text=text)
+    with pytest.raises(UserError, match="is not empty"):
+        quantize_checkpoint(checkpoint, to="int8", out=tmp_path / "once", text=text)
+
+
+def test_too_little_text_and_none_for_tuning_are_refused(checkpoint, tmp_path):
+    short = tmp_path / "short.txt"
+    short.write_text(TEXT)
+    with pytest.raises(UserError, match="too few"):
+        quantize_checkpoint(checkpoint, to="int8", out=tmp_path / "out", text=short)
+    with pytest.raises(UserError, match="no such file"):
+        quantize_checkpoint(checkpoint, to="int8", out=tmp_path / "out", text=tmp_path / "none.txt")
+    with pytest.raises(UserError, match="needs --text"):
+        quantize_checkpoint(checkpoint, to="int4", out=tmp_path / "out", tune_steps=5)
+
+
+def test_tuning_brings_four_bits_nearer_to_full_precision(checkpoint, text, tmp_path):
+    plain = quantize_checkpoint(checkpoint, to="int4", out=tmp_path / "plain", text=text, max_kl=5)
+    tuned = quantize_checkpoint(checkpoint, to="int4", out=tmp_path / "tuned", text=text, max_kl=5, tune_steps=40)
+    assert tuned.quality.mean_kl < 0.6 * plain.quality.mean_kl
+    assert tuned.tuned_steps == 40
+    assert tuned.bits == plain.bits
