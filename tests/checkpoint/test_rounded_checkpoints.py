@@ -14,7 +14,7 @@ from modicum.model.quantized import install, matrix_names
 from modicum.quantize.rounding import round_matrix
 from modicum.store import UserError, write_manifest
 
-KINDS = {"int8": lambda name: 8, "int4": lambda name: 4, "mixed": lambda name: 8 if "down" in name else 4}
+KINDS = {"int8": lambda _: 8, "int4": lambda _: 4, "mixed": lambda name: 8 if "down" in name else 4}
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_it_cannot_be_trained_on_or_exported(round_and_save):
     assert loaded.training is None
 
 
-def test_bfloat16_is_the_dtype_of_what_is_not_rounded(round_and_save, tokenizer):
+def test_bfloat16_is_the_dtype_of_what_is_not_rounded(round_and_save):
     folder, _, _ = round_and_save("int8")
     model = load_checkpoint(folder).model(dtype=torch.bfloat16)
     assert model.dtype == torch.bfloat16
