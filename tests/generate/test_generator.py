@@ -7,7 +7,8 @@ import torch
 from generate_models import CONTEXT, build_model, never_sampled
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from modicum.generate import Generator, SamplingParams, decoding
+from modicum.generate import Generator, SamplingParams
+from modicum.generate.decoding import Decoding
 from modicum.store import UserError
 
 GREEDY = SamplingParams(temperature=0, max_new_tokens=40)
@@ -54,10 +55,8 @@ def test_the_size_of_a_batch_changes_nothing(generator, prompts, batch_size):
 
 
 def test_rows_that_finish_leave_the_batch(generator, prompts, monkeypatch):
-    sizes, advance = [], decoding.advance
-    monkeypatch.setattr(
-        decoding, "advance", lambda model, ids, *rest: sizes.append(len(ids)) or advance(model, ids, *rest)
-    )
+    sizes, advance = [], Decoding._advance
+    monkeypatch.setattr(Decoding, "_advance", lambda self, rows: sizes.append(len(rows)) or advance(self, rows))
     limits = [2, 3, 4, 30, 5, 6, 2, 2]
     params = [SamplingParams(temperature=0, max_new_tokens=limit) for limit in limits]
     found = generator.generate([prompts[4]] * 8, params)
@@ -67,7 +66,6 @@ def test_rows_that_finish_leave_the_batch(generator, prompts, monkeypatch):
 
 
 def test_a_short_prompt_gets_its_whole_room_beside_one_that_fills_the_context(generator, prompts):
-    """The padded batch would be longer than the context: the padding all rows share is taken out on the way."""
     short, long = generator.generate([prompts[0], prompts[5]], SamplingParams(max_new_tokens=10**9, stop_ids=()))
     assert short.ids == generator.generate([prompts[0]], SamplingParams(max_new_tokens=10**9))[0].ids
     assert len(long.ids) == 1

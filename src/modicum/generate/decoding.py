@@ -15,7 +15,8 @@ from torch import Tensor
 from modicum.generate.answer import Alternatives, Answer
 from modicum.generate.choice import Chooser, TokenMask, choose
 from modicum.model import Decoder
-from modicum.model.slots import SlotCache, advance, extend
+from modicum.model.slots import SlotCache, extend
+from modicum.model.stepper import make_step
 from modicum.store import UserError
 
 
@@ -62,7 +63,7 @@ class Decoding:
         keep: bool = False,
         compiled: bool = False,
     ) -> None:
-        weight = model.model.embed_tokens.weight
+        weight = model.model.norm.weight  # rounded matrices have types of their own
         self._model, self._device, self._chunk = model, weight.device, chunk
         # float64, which the draw needs, does not exist on Apple's GPUs
         self._sampling_device = torch.device("cpu") if weight.device.type == "mps" else weight.device
@@ -70,7 +71,8 @@ class Decoding:
         self._cache = SlotCache(model.config, slots, capacity, dtype=weight.dtype, device=weight.device)
         self._rows: list[_Row] = []
         self._keep = keep
-        self._pass = torch.compile(advance, dynamic=True) if compiled else advance
+        with torch.inference_mode():
+            self._step = make_step(model, self._cache, compiled=compiled)
         # the slots without a request, the one that was free longest first, and the tokens that each still holds
         self._free: deque[int] = deque(range(slots))
         self._held: list[list[int]] = [[] for _ in range(slots)]
@@ -106,15 +108,15 @@ class Decoding:
             self._held[row.slot] = row.tokens[: row.read] if self._keep else []
             self._free.append(row.slot)
 
+    @torch.inference_mode()
     def warm(self) -> None:
-        """Compile what can be compiled before the first request needs it."""
-        with torch.inference_mode():
-            for rows in (1, 2):
-                nothing_R = torch.zeros(rows, dtype=torch.int64, device=self._device)
-                for attended in (7, 9):
-                    self._pass(
-                        self._model, nothing_R, self._cache, nothing_R, nothing_R + self._cache.capacity, attended
-                    )
+        """Have everything made that the first request would wait for."""
+        self._model.head(
+            extend(self._model, torch.zeros(1, 1, dtype=torch.int64, device=self._device), self._cache, 0, 0)
+        )
+        for rows in (1, 2):
+            nothing_R = torch.zeros(rows, dtype=torch.int64, device=self._device)
+            self._step(nothing_R, nothing_R, nothing_R + self._cache.capacity, 2)
 
     @torch.inference_mode()
     def step(self) -> list[Request]:
@@ -122,22 +124,22 @@ class Decoding:
 
         What ended has left its slot. A request fails alone: by its mask, or by logits that are not finite (UserError).
         """
-        decoding = [row for row in self._rows if row.waiting == 1]
-        rows, parts, budget = [], [], self._chunk
+        rows = [row for row in self._rows if row.waiting == 1]
+        read, budget = [], self._chunk
         for row in [row for row in self._rows if row.waiting > 1]:
             if budget <= 0:
                 break
             budget -= row.waiting
             hidden_1D = self._read_prompt(row)
             if not row.waiting:
-                rows.append(row)
-                parts.append(hidden_1D)
-        if decoding:
-            rows += decoding
-            parts.append(self._advance(decoding))
+                read.append((row, self._model.head(hidden_1D).float()))
+        logits = [logits_1V for _, logits_1V in read]
+        if rows:
+            logits.append(self._advance(rows))
+        rows = [row for row, _ in read] + rows
         if not rows:
             return []
-        self._sample(rows, self._model.head(torch.cat(parts)).to(self._sampling_device, torch.float32))
+        self._sample(rows, torch.cat(logits).to(self._sampling_device))
         for row in rows:
             if row.request.error is not None or row.request.answer.finish_reason is not None:
                 self.remove(row.request)
@@ -152,13 +154,13 @@ class Decoding:
         return hidden_1TD[:, -1]
 
     def _advance(self, rows: Sequence[_Row]) -> Tensor:
-        """What the head reads after the newest token of each row, (R, D)."""
+        """Logits (R, V) after the newest token of each row."""
         fed = [(row.tokens[-1], row.slot, row.read) for row in rows]
-        ids_R, slots_R, places_R = torch.tensor(fed, device=self._device).unbind(1)
+        ids_R, slots_R, places_R = (torch.tensor(column, device=self._device) for column in zip(*fed, strict=True))
         attended = max(row.read for row in rows) + 1
         for row in rows:
             row.read += 1
-        return self._pass(self._model, ids_R, self._cache, slots_R, places_R, attended)
+        return self._step(ids_R, slots_R, places_R, attended)
 
     def _sample(self, rows: Sequence[_Row], logits_RV: Tensor) -> None:
         tokens_R, failed = choose(logits_RV, [row.chooser for row in rows], self._never)

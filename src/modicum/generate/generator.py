@@ -111,7 +111,9 @@ class Generator:
         if not answers:
             return
         capacity = max(len(answer.prompt) + answer.limit for answer in answers)
-        decoding = Decoding(self.model, self.never, slots=min(slots, len(answers)), capacity=capacity)
+        decoding = Decoding(
+            self.model, self.never, slots=min(slots, len(answers)), capacity=capacity, compiled=_on_cpu(self.model)
+        )
         waiting = iter(answers)
         with evaluation_mode(self.model):
             while True:
@@ -123,6 +125,11 @@ class Generator:
                     if request.error is not None:
                         raise request.error
                 yield
+
+
+def _on_cpu(model: Decoder) -> bool:
+    """There the kernels of decoding, once made, are there in no time; torch.compile would outlast a single answer."""
+    return model.model.norm.weight.device.type == "cpu"
 
 
 @contextmanager

@@ -36,6 +36,9 @@ class Attention(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = rotate(q, plan.cos, plan.sin, self.layout), rotate(k, plan.cos, plan.sin, self.layout)
+        if plan.slots is not None:
+            out = plan.slots.attend(self.layer, q, k, v)
+            return self.o_proj(out.transpose(1, 2).flatten(2)), None
         if plan.cache is not None:
             k, v = plan.cache.append(self.layer, k, v)
         dropout = self.dropout if self.training else 0.0

@@ -1,4 +1,4 @@
-"""The kernel in C++: compiled for this processor when a rounded model is first made, kept in the user's cache.
+"""The kernels in C++: compiled for this processor when they are first needed, kept in the user's cache.
 
 Without a compiler, or headers of PyTorch's that it does not know, the plain operations do the same work slower.
 """
@@ -16,13 +16,13 @@ import torch
 
 from modicum.store import processor_flags, processor_name
 
-SOURCE = Path(__file__).with_name("kernels") / "quantized_linear.cpp"
+SOURCES = sorted(Path(__file__).with_name("kernels").glob("*.cpp"))
 _LIMIT_SECONDS = 300
 
 
 @functools.cache
 def kernel_fault() -> str | None:
-    """Load the kernel; None when it is there, otherwise the line that says why it is not. Tried once a process."""
+    """Load the kernels; None when they are there, otherwise the line that says why not. Tried once a process."""
     compiler = os.environ.get("CXX") or next((name for name in ("g++", "clang++") if shutil.which(name)), None)
     if compiler is None:
         return "no C++ compiler; on Debian, `apt install g++` brings one"
@@ -32,7 +32,7 @@ def kernel_fault() -> str | None:
         *("-O3", "-march=native", "-std=c++20", "-fPIC", "-shared"),
         *(("-undefined", "dynamic_lookup") if sys.platform == "darwin" else ("-fopenmp",)),
         f"-I{home / 'include'}",
-        str(SOURCE),
+        *map(str, SOURCES),
         *(f"-L{home / 'lib'}", f"-Wl,-rpath,{home / 'lib'}", "-ltorch_cpu"),
     ]
     library = _place(command)
@@ -49,11 +49,12 @@ def kernel_fault() -> str | None:
 
 
 def _place(command: list[str]) -> Path:
-    """Where the library lies: a name for each source, compiler, release of PyTorch and processor."""
-    parts = (SOURCE.read_text("utf-8"), *command, torch.__version__, processor_name(), *sorted(processor_flags()))
+    """Where the library lies: a name for each source text, compiler, release of PyTorch and processor."""
+    texts = (source.read_text("utf-8") for source in SOURCES)
+    parts = (*texts, *command, torch.__version__, processor_name(), *sorted(processor_flags()))
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "modicum" / f"quantized_linear-{digest}.so"
+    return cache / "modicum" / f"kernels-{digest}.so"
 
 
 def _build(command: list[str], library: Path) -> str | None:

@@ -20,6 +20,14 @@ class Cache(Protocol):
         ...
 
 
+class Slots(Protocol):
+    """A cache whose rows have lengths of their own, and that attends by itself."""
+
+    def attend(self, layer: int, q_RH1K: Tensor, k_RG1K: Tensor, v_RG1K: Tensor) -> Tensor:
+        """Take in one token's keys and values of each row; returns the mixed values (R, H, 1, head_dim)."""
+        ...
+
+
 @dataclass(frozen=True)
 class AttentionPlan:
     """What all layers of one forward pass share.
@@ -38,6 +46,7 @@ class AttentionPlan:
     biases: tuple[Tensor, ...] = ()
     block: int = 0
     cache: Cache | None = None
+    slots: Slots | None = None
 
 
 def make_plan(

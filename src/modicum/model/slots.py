@@ -10,6 +10,7 @@ from torch import Tensor
 from modicum.model.config import ModelConfig
 from modicum.model.decoder import Decoder
 from modicum.model.plan import AttentionPlan
+from modicum.model.scores import attend_sdpa
 
 
 class SlotCache:
@@ -64,11 +65,13 @@ class _Rows:
     def __init__(self, cache: SlotCache, slots_R: Tensor, places_R: Tensor, attended: int) -> None:
         self._cache, self._slots_R, self._places_R, self._attended = cache, slots_R, places_R, attended
 
-    def append(self, layer: int, k_RH1K: Tensor, v_RH1K: Tensor) -> tuple[Tensor, Tensor]:
+    def attend(self, layer: int, q_RH1K: Tensor, k_RG1K: Tensor, v_RG1K: Tensor) -> Tensor:
         keys, values = self._cache.keys[layer], self._cache.values[layer]
-        keys[self._slots_R, :, self._places_R] = k_RH1K[:, :, 0]
-        values[self._slots_R, :, self._places_R] = v_RH1K[:, :, 0]
-        return keys[self._slots_R, :, : self._attended], values[self._slots_R, :, : self._attended]
+        slots_R, places_R = self._slots_R, self._places_R
+        keys[slots_R, :, places_R] = k_RG1K[:, :, 0]
+        values[slots_R, :, places_R] = v_RG1K[:, :, 0]
+        seen = (torch.arange(self._attended, device=places_R.device) <= places_R[:, None])[:, None, None]
+        return attend_sdpa(q_RH1K, keys[slots_R, :, : self._attended], values[slots_R, :, : self._attended], mask=seen)
 
 
 def extend(model: Decoder, ids_1T: Tensor, cache: SlotCache, slot: int, start: int) -> Tensor:
@@ -90,10 +93,9 @@ def advance(
 
     attended: above the largest place that matters. A row at place `capacity` only fills the batch up.
     """
-    mask = (torch.arange(attended, device=ids_R.device) <= places_R[:, None])[:, None, None]
     cos, sin = model.model.rotary.table(places_R[:, None])
-    view = _Rows(cache, slots_R, places_R, attended)
-    return _walk(model, ids_R[:, None], AttentionPlan(cos, sin, "sdpa", mask=mask, cache=view))[:, 0]
+    rows = _Rows(cache, slots_R, places_R, attended)
+    return _walk(model, ids_R[:, None], AttentionPlan(cos, sin, "sdpa", slots=rows))[:, 0]
 
 
 def _walk(model: Decoder, ids_BT: Tensor, plan: AttentionPlan) -> Tensor:
