@@ -74,12 +74,12 @@ class Running:
 
 
 @contextmanager
-def run_server(generator, *, limits=LIMITS, slots=4, max_queue=16, wait=True, load=None, **options):
+def run_server(generator, *, limits=LIMITS, slots=4, max_queue=16, wait=True, load=None, log_prompts=False, **options):
     def build():
         engine = Engine(generator, slots=slots, max_queue=max_queue, compiled=False)
         return Served("nano", generator, engine, limits)
 
-    service = Service(load or build, limits)
+    service = Service(load or build, limits, log_prompts=log_prompts)
     app = create_app(service, **options)
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", timeout_graceful_shutdown=5))
     thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)

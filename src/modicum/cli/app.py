@@ -18,6 +18,7 @@ OURS, USERS, INTERRUPTED = 1, 2, 130
 _MENDABLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.EMFILE}
 VERBS = (
     "new", "plan", "run", "stages", "generate", "chat", "import_", "export", "quantize", "serve", "doctor", "bench",
+    "bench_decode",
 )  # fmt: skip
 
 app = typer.Typer(

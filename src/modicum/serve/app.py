@@ -31,8 +31,7 @@ _STREAM: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream
 
 @dataclass(frozen=True)
 class Access:
-    """Who may come in. keys, hosts: as Guard has them. origins: sites whose scripts may call (CORS); none by default.
-    log_prompts: whether requests are written to the log."""
+    """Who may come in. keys, hosts: as Guard has them. origins: sites whose scripts may call (CORS)."""
 
     keys: Sequence[str] = ()
     hosts: Sequence[str] | None = None

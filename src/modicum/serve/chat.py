@@ -34,6 +34,7 @@ from modicum.serve.tools import Call as CallBegins
 async def complete_chat(service: Service, request: Request, body: ChatRequest) -> Response:
     """The response to one request. Raises ApiError before anything has been sent."""
     served = service.ready(body.model)
+    service.note(body)
     if body.top_logprobs and not body.logprobs:
         raise bad_request("top_logprobs: needs logprobs: true", "top_logprobs")
     tools = offered(body, service.limits)

@@ -24,6 +24,7 @@ _MAX_TOKENS = 16
 async def complete_text(service: Service, request: Request, body: CompletionRequest) -> Response:
     """The response to one request. Raises ApiError before anything has been sent."""
     served = service.ready(body.model)
+    service.note(body)
     _refuse_unsupported(body)
     limit = _MAX_TOKENS if body.max_tokens is None else body.max_tokens
     params = sampling_params(body, served.generator, service.limits, max_tokens=limit, top_logprobs=body.logprobs or 0)

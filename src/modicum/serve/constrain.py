@@ -139,7 +139,10 @@ class GrammarMask:
 def json_grammar(schema: Any, limits: Limits, *, param: str) -> str:
     """llguidance's grammar for a JSON Schema. Raises ApiError 400 for one that is too large or nested too deeply."""
     check_size(schema, limits, param)
-    return str(llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_SPACE))
+    try:
+        return str(llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_SPACE))
+    except ValueError as error:  # JSON of Python's that is none of Unicode's: a lone surrogate
+        raise bad_request(f"{param}: not a JSON Schema ({error})", param) from None
 
 
 def regex_grammar(pattern: str, limits: Limits, *, param: str) -> str:

@@ -106,7 +106,6 @@ def _from_validation(error: RequestValidationError) -> ApiError:
         return bad_request(f"the body is not JSON: {first.get('ctx', {}).get('error', first['msg'])}")
     # a union's branch stands in the place too, such as `list[TextPart]`; only names and numbers are the client's
     named = ".".join(part for part in place if part.replace("_", "").isalnum())
-    status = 415 if first["type"] in ("dict_type", "model_attributes_type") and not place else 400
-    if status == 415:
+    if isinstance(first.get("input"), bytes):  # the body was not read as JSON, and must not be: see the CORS rules
         return ApiError(415, "expected a JSON object, sent as content type application/json")
     return bad_request(f"{named}: {first['msg']}" if named else first["msg"], named or None)

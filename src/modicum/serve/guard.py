@@ -65,7 +65,7 @@ class Guard:
 
     def _known(self, authorization: str) -> bool:
         scheme, _, given = authorization.partition(" ")
-        offered = given.strip().encode("utf-8", "surrogateescape")
+        offered = given.strip().encode("latin-1")  # as headers are read
         # every key is compared, in the same time whatever differs
         matches = [hmac.compare_digest(offered, key) for key in self._keys]
         return scheme.lower() == "bearer" and any(matches)

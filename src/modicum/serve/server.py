@@ -1,7 +1,9 @@
 """The process: a socket, what is loaded behind it, and an orderly end."""
 
+import logging
 import os
 import signal
+import socket
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,7 +28,7 @@ class ServerSettings:
     """host, port: where it listens; port 0 takes a free one. api_key_file: a key a line; else MODICUM_API_KEY has one.
     slots: requests answered at once; max_queue: that wait. compiled: decode through torch.compile. runs: the directory
     of the page's second view. origins: sites whose scripts may call. drain_seconds: what answers that are under way get
-    when the server is told to end.
+    when the server is told to end. log_prompts: whether the log holds what is asked.
     """
 
     host: str = "127.0.0.1"
@@ -38,6 +40,7 @@ class ServerSettings:
     runs: Path | None = None
     origins: Sequence[str] = ()
     drain_seconds: int = 30
+    log_prompts: bool = False
 
 
 def serve(checkpoint: Path, settings: ServerSettings, *, limits: Limits | None = None) -> None:
@@ -59,7 +62,9 @@ def serve(checkpoint: Path, settings: ServerSettings, *, limits: Limits | None =
         engine = Engine(generator, slots=settings.slots, max_queue=settings.max_queue, compiled=settings.compiled)
         return Served(model_name(checkpoint), generator, engine, limits)
 
-    service = Service(load, limits)
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(name)s: %(message)s")
+    logging.getLogger("modicum").setLevel(logging.INFO)
+    service = Service(load, limits, log_prompts=settings.log_prompts)
     local = _is_loopback(settings.host)
     if not local and not keys:
         print(f"warning: anyone who reaches {settings.host} can use this server; give it a key", file=sys.stderr)
@@ -67,15 +72,15 @@ def serve(checkpoint: Path, settings: ServerSettings, *, limits: Limits | None =
     app = create_app(service, access=Access(keys, hosts, settings.origins), runs=settings.runs)
     config = uvicorn.Config(
         app,
-        host=settings.host,
-        port=settings.port,
         timeout_graceful_shutdown=settings.drain_seconds,
         server_header=False,
         log_level="info",
     )
     server = _Server(config)
     service.on_fault = server.stop
-    server.run()
+    with _listening(settings.host, settings.port) as listening:
+        print(f"{model_name(checkpoint)} at http://{_shown(listening)}/", file=sys.stderr)
+        server.run(sockets=[listening])
     if service.fault is not None:
         raise service.fault
 
@@ -108,6 +113,19 @@ def _keys(file: Path | None) -> list[str]:
     if not keys:
         raise UserError(f"--api-key-file {file}: expected a key a line, found none")
     return keys
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except (OSError, UnicodeError) as error:
+        raise UserError(f"--host {host} --port {port}: cannot listen there ({error})") from None
+
+
+def _shown(listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _is_loopback(host: str) -> bool:

@@ -1,6 +1,7 @@
 """What is served: one model behind its engine, loaded while the server already tells that it is not ready."""
 
 import asyncio
+import json
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -11,9 +12,10 @@ from typing import TypeVar
 
 from modicum.generate import Engine, Generator, QueueFull, SamplingParams, Ticket
 from modicum.serve.constrain import GrammarMask, Grammars
-from modicum.serve.errors import ApiError, busy
+from modicum.serve.errors import LOG, ApiError, busy
 from modicum.serve.limits import Limits
 from modicum.serve.prompts import Prompt
+from modicum.serve.requests import Sampling
 from modicum.serve.tools import writes_tools
 from modicum.tokenizer.special import TOOL_MARKERS
 
@@ -69,11 +71,11 @@ class Served:
 class Service:
     """Loads what is served in a thread, and keeps it for the requests. load: makes the model and its engine.
 
-    on_fault is called when that fails; `fault` holds why.
+    on_fault is called when that fails; `fault` holds why. log_prompts: whether the log holds what is asked.
     """
 
-    def __init__(self, load: Callable[[], Served], limits: Limits) -> None:
-        self._load, self.limits = load, limits
+    def __init__(self, load: Callable[[], Served], limits: Limits, *, log_prompts: bool = False) -> None:
+        self._load, self.limits, self._log_prompts = load, limits, log_prompts
         self._served: Served | None = None
         self._preparing = 0
         self.fault: Exception | None = None
@@ -115,6 +117,11 @@ class Service:
             message = f"the model {name[:100]!a} is not served here; /v1/models lists what is"
             raise ApiError(404, message, param="model", code="model_not_found")
         return served
+
+    def note(self, request: Sampling) -> None:
+        """Write a request to the log, where that was asked for."""
+        if self._log_prompts:
+            LOG.info("asked: %s", json.dumps(request.model_dump(exclude_none=True, by_alias=True)))
 
     async def prepare(self, work: Callable[[], T]) -> T:
         """`work()` in a thread: making a prompt may take a while. Raises ApiError 503 when too many others do."""

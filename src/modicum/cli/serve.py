@@ -1,0 +1,58 @@
+"""modicum serve CKPT"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from modicum.cli.app import verb
+from modicum.cli.generate import Checkpoint
+
+
+@verb("serve", "modicum serve runs/quickstart/sft/checkpoints/last --runs runs")
+def serve(
+    checkpoint: Checkpoint,
+    host: Annotated[str, typer.Option(help="The address to listen at; 0.0.0.0 for every network.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Keys that open the server, one a line; else MODICUM_API_KEY holds one."),
+    ] = None,
+    slots: Annotated[int, typer.Option(min=1, max=1024, help="Requests answered at once.")] = 8,
+    max_queue: Annotated[int, typer.Option(min=0, help="Requests that may wait; more are told to come back.")] = 64,
+    eager: Annotated[bool, typer.Option("--eager", help="Do not compile: ready sooner, slower to answer.")] = False,
+    runs: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Show the runs of this directory on the page.")
+    ] = None,
+    cors: Annotated[
+        list[str] | None, typer.Option(metavar="ORIGIN", help="A site whose scripts may call; several times for more.")
+    ] = None,
+    log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Write requests to the log.")] = False,
+) -> None:
+    """Serve a checkpoint through the OpenAI API, with a page to talk to it at /.
+
+    Only this machine reaches it unless --host says otherwise. SIGTERM lets answers under way come to their end.
+    """
+    from modicum.store import UserError
+
+    try:
+        from modicum.serve import ServerSettings
+        from modicum.serve import serve as run
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("modicum"):
+            raise
+        raise UserError(f"serving needs {error.name}: pip install 'modicum[serve]'") from None
+    run(
+        checkpoint,
+        ServerSettings(
+            host=host,
+            port=port,
+            api_key_file=api_key_file,
+            slots=slots,
+            max_queue=max_queue,
+            compiled=not eager,
+            runs=runs,
+            origins=tuple(cors or ()),
+            log_prompts=log_prompts,
+        ),
+    )

@@ -1,0 +1,152 @@
+"""What is refused is refused in OpenAI's shape, with the right status and the field's name, and costs no slot."""
+
+import json
+
+import openai
+import pytest
+
+ASK = {"model": "nano", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
+
+def schema(value):
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": value}}}
+
+
+def deep(levels):
+    value = {"type": "integer"}
+    for _ in range(levels):
+        value = {"type": "array", "items": value}
+    return value
+
+
+@pytest.fixture
+def refused(server):
+    """The error object of a request that must be refused."""
+
+    def refused(asked, status=400, path="/v1/chat/completions", **options):
+        sent = {"content": asked} if isinstance(asked, bytes) else {"json": asked}
+        with server.http() as http:
+            response = http.post(path, **sent, **options)
+        assert response.status_code == status, response.text
+        assert response.headers["content-type"] == "application/json"
+        error = response.json()["error"]
+        assert error.keys() == {"message", "type", "param", "code"}
+        assert error["message"]
+        return error
+
+    return refused
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": 3}, "temperature"),
+        ({"top_p": 1.5}, "top_p"),
+        ({"min_p": -0.1}, "min_p"),
+        ({"presence_penalty": 9}, "presence_penalty"),
+        ({"frequency_penalty": "much"}, "frequency_penalty"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_completion_tokens": 1.5}, "max_completion_tokens"),
+        ({"n": 0}, "n"),
+        ({"n": 9}, "n"),
+        ({"seed": 1 << 70}, "seed"),
+        ({"stop": ["x"] * 17}, "stop"),
+        ({"stop": ""}, "stop"),
+        ({"stop": "x" * 1001}, "stop"),
+        ({"logit_bias": {"many": 1}}, "logit_bias"),
+        ({"logit_bias": {"100000": 1}}, "logit_bias"),
+        ({"logit_bias": {"5": 101}}, "logit_bias.5"),
+        ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "king", "content": "hi"}]}, "messages.0.role"),
+        ({"messages": [{"role": "user"}]}, "messages.0.content"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, None),
+        ({"messages": [{"role": "user", "content": "x" * 100_000}]}, "messages"),
+        ({"messages": [{"role": "user", "content": "a b " * 900}]}, "messages"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, None),
+        ({"response_format": {"type": "poem"}}, "response_format"),
+        (schema({"type": "string", "not": {"const": "a"}}), "response_format"),
+        (schema({"type": "strin"}), "response_format"),
+        (schema({"$ref": "http://example.org/schema"}), "response_format"),
+        (schema({"const": "\ud800"}), "response_format"),
+        (schema(deep(60)), "response_format"),
+        (schema({"enum": ["x" * 70_000]}), "response_format"),
+        (schema({"type": "integer", "x-guidance": {"lenient": True}}), "response_format"),
+        ({"response_format": {"type": "grammar", "grammar": {"syntax": "regex", "definition": "(?=a)"}}}, None),
+        ({"response_format": {"type": "grammar", "grammar": {"syntax": "lark", "definition": "start: end"}}}, None),
+        ({"tools": [TOOL, TOOL]}, "tools"),
+        ({"tools": [TOOL] * 65}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
+    ],
+)  # fmt: skip
+def test_a_bad_field_is_named(refused, server, change, param):
+    before = server.engine.numbers().requests
+    # written here, since a client's own encoder refuses what is no Unicode
+    error = refused(json.dumps(ASK | change).encode(), headers={"Content-Type": "application/json"})
+    assert error["type"] == "invalid_request_error"
+    if param is not None:
+        assert error["param"] == param
+        assert param.split(".")[0] in error["message"]
+    assert server.engine.numbers().requests == before
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize("body", [b"{", b"[]", b'"hi"', b"\xff", b"[" * 100_000, b'{"model": NaN}'])
+def test_a_body_that_is_no_request_is_the_clients_fault(refused, path, body):
+    refused(body, 400, path, headers={"Content-Type": "application/json"})
+
+
+def test_a_body_of_another_content_type_is_not_read(server):
+    """A page of another site can send such a body without asking first."""
+    with server.http() as http:
+        response = http.post("/v1/chat/completions", content=json.dumps(ASK), headers={"Content-Type": "text/plain"})
+    assert response.status_code == 415
+
+
+def test_a_completion_refuses_what_it_does_not_do(refused):
+    for change in ({"suffix": "x"}, {"best_of": 3}, {"echo": True, "logprobs": 1}, {"prompt": []}, {"n": 5}):
+        refused({"model": "nano", "prompt": ["a", "b"]} | change, path="/v1/completions")
+    refused({"model": "nano", "prompt": [99_999]}, path="/v1/completions")
+    refused({"model": "nano", "prompt": [5] * 5000}, path="/v1/completions")
+
+
+@pytest.mark.parametrize("name", ["gpt-4", "../nano", "nano\ud800", ""])
+def test_only_the_listed_model_is_served(refused, name):
+    body = json.dumps(ASK | {"model": name}).encode()
+    error = refused(body, 404, headers={"Content-Type": "application/json"})
+    assert (error["param"], error["code"]) == ("model", "model_not_found")
+
+
+def test_an_unknown_path_or_method_has_an_error_object(server):
+    with server.http() as http:
+        for method, path, status in (("GET", "/v1/embeddings", 404), ("GET", "/v1/chat/completions", 405)):
+            response = http.request(method, path)
+            assert (response.status_code, list(response.json())) == (status, ["error"])
+
+
+def test_the_official_client_tells_them_apart(client):
+    ask = client.chat.completions.create
+    with pytest.raises(openai.BadRequestError, match="temperature"):
+        ask(**ASK | {"temperature": -1})
+    with pytest.raises(openai.NotFoundError, match="not served"):
+        ask(**ASK | {"model": "other"})
+    with pytest.raises(openai.BadRequestError) as error:
+        ask(**ASK | {"messages": [{"role": "user", "content": "a " * 3000}]})
+    assert error.value.code == "context_length_exceeded"
+
+
+def test_an_error_inside_a_stream_is_an_event_and_the_streams_end(start):
+    """A grammar can become too much in the middle of an answer; here the engine is closed."""
+    with start(slots=1) as server, server.client() as client:
+        stream = client.chat.completions.create(
+            **ASK | {"stream": True, "max_tokens": 900, "logit_bias": {"0": -100, "3": -100}}
+        )
+        next(iter(stream))
+        server.engine.close()
+        with pytest.raises(openai.APIError, match="shutting down"):
+            list(stream)
