@@ -114,4 +114,16 @@ def test_a_limit_on_the_divergence_refuses_with_status_2(checkpoint, tmp_path):
 def test_a_number_type_is_a_gguf_files_alone(checkpoint, tmp_path):
     answer = modicum("export", checkpoint, "--to", "cyberslm", "--quant", "q8_0", "--out", tmp_path / "theirs")
     assert answer.returncode == 2
-    assert "only a GGUF file has them" in answer.stderr
+    assert "--quant: only" in answer.stderr
+
+
+def test_a_model_goes_out_for_transformers(checkpoint, tmp_path):
+    limits = ("--dtype", "bf16", "--max-kl", "1", "--max-shard-size", "20KB")
+    out = modicum("export", checkpoint, "--to", "hf", *limits, "--out", tmp_path / "theirs")
+    assert out.returncode == 0, out.stderr
+    assert "for transformers: LlamaForCausalLM" in out.stdout
+    assert "(allowed 1)" in out.stdout
+    assert (tmp_path / "theirs" / "model.safetensors.index.json").exists()
+    answer = modicum("export", checkpoint, "--to", "gguf", "--dtype", "bf16", "--out", tmp_path / "more")
+    assert answer.returncode == 2
+    assert "only a Hugging Face model has them" in answer.stderr

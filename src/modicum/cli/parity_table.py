@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 from itertools import groupby
 
-from modicum.exchange import GgufReport
+from modicum.evaluate.divergence import Limits, Quality
+from modicum.exchange import GgufReport, HfReport
 from modicum.exchange.parity import Compared
 
 
@@ -26,9 +27,34 @@ def parity_lines(compared: Iterable[Compared]) -> list[str]:
     ]
 
 
+def quality_lines(quality: Quality, limits: Limits) -> list[str]:
+    """How far the model's own texts are from full precision."""
+    return [
+        f"  on {quality.positions:,} positions of the model's own texts, beside full precision:",
+        f"    KL divergence {quality.mean_kl:.2e} nats in the mean (allowed {limits.mean_kl:g}), "
+        f"{quality.tail_kl:.2e} at the 99th percentile (allowed {limits.tail_kl:g})",
+        f"    top-1 agreement {quality.agreement:.2%} (asked for {limits.agreement:.2%})",
+        f"    with a first choice ahead by more than 0.01: {quality.clear:,}; another one at {quality.clear_differing}",
+    ]
+
+
+def hf_lines(report: HfReport) -> list[str]:
+    """What the folder says, read back; how far rounding moved it; its files, and what its card tells."""
+    told = (
+        "the evaluation of this checkpoint" if report.evaluated else "no evaluation: none of this checkpoint is there"
+    )
+    return [
+        *parity_lines(report.compared),
+        *quality_lines(report.quality, report.limits),
+        f"  the model card has {told}",
+        f"  {report.bytes:,} bytes in {', '.join(report.files)}; the checkpoint's weights are "
+        f"{report.checkpoint_bytes:,}",
+    ]
+
+
 def gguf_lines(report: GgufReport) -> list[str]:
     """What llama.cpp said of the file: prompts, vocabulary, the model's own texts, size, and what took another type."""
-    proof, quality, limits = report.proof, report.proof.quality, report.limits
+    proof = report.proof
     prompts = (
         []
         if proof.prompts is None
@@ -42,11 +68,7 @@ def gguf_lines(report: GgufReport) -> list[str]:
         *prompts,
         f"  {proof.keys} keys and {proof.tensors} tensors read back bit for bit",
         f"  {proof.texts:,} texts (Unicode {proof.unicode}) with the same ids",
-        f"  on {quality.positions:,} positions of the model's own texts, beside full precision:",
-        f"    KL divergence {quality.mean_kl:.2e} nats in the mean (allowed {limits.mean_kl:g}), "
-        f"{quality.tail_kl:.2e} at the 99th percentile (allowed {limits.tail_kl:g})",
-        f"    top-1 agreement {quality.agreement:.2%} (asked for {limits.agreement:.2%})",
-        f"    with a first choice ahead by more than 0.01: {quality.clear:,}; another one at {quality.clear_differing}",
+        *quality_lines(report.proof.quality, report.limits),
         f"  {proof.same_continuations} of {proof.continuations} greedy continuations the same to the end",
         *(f"  {note}" for note in report.notes),
         f"  {report.bytes:,} bytes; the checkpoint's weights are {report.checkpoint_bytes:,}",

@@ -7,16 +7,23 @@ from modicum.exchange.exporting import ExportReport, export_checkpoint
 from modicum.exchange.gguf_exporting import GgufReport, export_gguf
 from modicum.exchange.gguf_quality import LIMITS, Limits
 from modicum.exchange.gguf_weights import Quant
+from modicum.exchange.hf_exporting import HF_LIMITS, Dtype, HfReport, export_hf
+from modicum.exchange.hf_shards import size_of
 from modicum.exchange.importing import ImportReport, import_checkpoint
 
 __all__ = [
+    "HF_LIMITS",
     "LIMITS",
+    "Dtype",
     "ExportReport",
     "GgufReport",
+    "HfReport",
     "ImportReport",
     "Limits",
     "Quant",
     "export_checkpoint",
     "export_gguf",
+    "export_hf",
     "import_checkpoint",
+    "size_of",
 ]

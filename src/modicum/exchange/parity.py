@@ -62,17 +62,18 @@ def truth_of(weights: Mapping[str, Tensor], config: ModelConfig) -> Truth:
     return Truth(prompts, tuple(logits[row, : len(prompt)] for row, prompt in enumerate(prompts)))
 
 
-def prove(what: str, speaker: Speaker, truth: Truth, *, tolerance: float = TOLERANCE) -> tuple[Compared, ...]:
+def prove(what: str, speaker: Speaker, truth: Truth, *, tolerance: float | None = TOLERANCE) -> tuple[Compared, ...]:
     """Compare `speaker`, which gives logits (T, V) for ids (T,), with the truth on every prompt.
 
-    Allowed is `tolerance` times the prompt's largest logit. Raises UserError with the figures where it is exceeded.
+    Allowed is `tolerance` times the prompt's largest logit; None: whatever it is. Raises UserError
+    with the figures where it is exceeded.
     """
     compared = []
     for prompt, wanted in zip(truth.prompts, truth.logits, strict=True):
         found = np.asarray(speaker(prompt), dtype=np.float64)
         largest = float(np.abs(wanted).max())
         difference = float(np.abs(found - wanted).max()) if found.shape == wanted.shape else float("nan")
-        compared.append(Compared(len(prompt), difference, largest, tolerance * largest))
+        compared.append(Compared(len(prompt), difference, largest, None if tolerance is None else tolerance * largest))
     if not all(one.holds for one in compared):
         figures = [
             f"  a prompt of {one.tokens} tokens: logits differ by {one.difference:.3g}, allowed are {one.allowed:.3g} "

@@ -1,0 +1,138 @@
+"""The model card of an exported checkpoint: what it is, what it was measured to do, and the licences of its texts.
+
+Figures and licences come from the run that the checkpoint lies in. What is not there, or was measured on another
+checkpoint, is not written; nothing is made up.
+"""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from modicum.checkpoint import Checkpoint
+from modicum.exchange.stored import read_json
+from modicum.store import hash_file
+
+_HEAD = """---
+library_name: transformers
+pipeline_tag: text-generation
+license: other
+tags:
+- modicum
+---
+
+"""
+_USE = """
+## Use
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("{name}")
+model = AutoModelForCausalLM.from_pretrained("{name}")
+inputs = {inputs}
+print(tokenizer.decode(model.generate(**inputs, max_new_tokens=64)[0]))
+```
+"""
+_CHAT = (
+    'tokenizer.apply_chat_template([{"role": "user", "content": "Hello"}], add_generation_prompt=True, '
+    'return_dict=True, return_tensors="pt")'
+)
+_PLAIN = 'tokenizer("Once", return_tensors="pt")'
+
+
+def model_card(checkpoint: Checkpoint, dtype: torch.dtype) -> tuple[str, bool]:
+    """README.md of this checkpoint written as `dtype`, and whether an evaluation of it was found."""
+    run, model = _run_of(checkpoint.path)
+    name = f"{run.name} ({model})" if run else checkpoint.path.resolve().name
+    config = checkpoint.config
+    kind = config.to_hf()["architectures"][0]
+    table = _table(
+        ("", ""),
+        [
+            ("parameters", f"{config.parameter_count():,}"),
+            ("architecture", f"{kind}, {config.num_hidden_layers} layers of width {config.hidden_size}"),
+            ("heads", f"{config.num_attention_heads}, {config.num_key_value_heads} of keys and values"),
+            ("vocabulary", f"{config.vocab_size:,}"),
+            ("context", f"{config.max_position_embeddings:,} tokens"),
+            ("number type", str(dtype).removeprefix("torch.")),
+        ],
+    )
+    evaluation = _evaluation(run, model, checkpoint.path) if run else []
+    licences = _licences(run) if run else []
+    untold = "No record of its texts lies with the checkpoint: name their licences here before it is given to others."
+    lines = [
+        f"# {name}",
+        "",
+        "A language model trained with modicum.",
+        "",
+        *table,
+        _USE.format(name="path/of/this/folder", inputs=_CHAT if checkpoint.tokenizer.chat_template else _PLAIN),
+        "## Evaluation",
+        "",
+        *(evaluation or ["No evaluation of this checkpoint lies with it."]),
+        "",
+        "## Texts it was trained on",
+        "",
+        *(licences or [untold]),
+    ]
+    return _HEAD + "\n".join(lines) + "\n", bool(evaluation)
+
+
+def _run_of(path: Path) -> tuple[Path | None, str]:
+    """The run's folder, and what the evaluation calls a model of its stage: runs/NAME/STAGE/checkpoints/step-N."""
+    folder = path.resolve()
+    stage = folder.parent.parent
+    names = {"pretrain": "base", "sft": "chat"}
+    inside = folder.parent.name == "checkpoints" and stage.name in names and (stage.parent / "recipe.yaml").is_file()
+    return (stage.parent, names[stage.name]) if inside else (None, "")
+
+
+def _evaluation(run: Path, model: str, checkpoint: Path) -> list[str]:
+    """The table of results.json, where it is this very checkpoint that was measured."""
+    manifest, results = run / "evaluate" / "manifest.json", run / "evaluate" / "results.json"
+    if not (manifest.is_file() and results.is_file() and (checkpoint / "manifest.json").is_file()):
+        return []
+    if read_json(manifest).get("inputs", {}).get(model) != hash_file(checkpoint / "manifest.json"):
+        return []
+    found = read_json(results)
+    rows = []
+    bits = found.get("heldout", {}).get(model)
+    if bits:
+        rows.append(("held-out text, bits per byte (lower is better)", _interval(bits["total"], "bits_per_byte", "")))
+        rows += [
+            (f"- {domain}", _interval(figures, "bits_per_byte", "")) for domain, figures in bits["domains"].items()
+        ]
+    score = found.get("choices", {}).get(model)
+    if score:
+        named = f"multiple choice, {score['n']} questions (chance {score['chance']:.1%})"
+        rows.append((named, _interval(score, "accuracy", "%")))
+    answers = found.get("answers", {}).get("chat") if model == "chat" else None
+    if answers:
+        rows.append((f"answers that end within {answers['max_new_tokens']} tokens", f"{answers['stop_rate']:.1%}"))
+    return _table(("measure", "value (95 % interval)"), rows)
+
+
+def _interval(figures: Mapping[str, float], key: str, unit: str) -> str:
+    shown = ".1%" if unit else ".3f"
+    return f"{figures[key]:{shown}} ({figures['low']:{shown}} to {figures['high']:{shown}})"
+
+
+def _licences(run: Path) -> list[str]:
+    """Of the corpus, by source and licence, as its records name them."""
+    report = run / "corpus" / "text" / "report.json"
+    if not report.is_file():
+        return []
+    rows = [
+        (source["name"], licence, f"{share['documents']:,}", f"{share['bytes'] / 1e6:.2f} MB")
+        for source in read_json(report)["sources"]
+        for licence, share in source["licences"].items()
+    ]
+    talk = run / "sft" / "conversations.json"
+    told = ["", "It was tuned on conversations besides; their licences stand where they came from."]
+    return [*_table(("source", "licence", "documents", "size"), rows), *(told if talk.is_file() else [])]
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[Any, ...]]) -> list[str]:
+    return [f"| {' | '.join(map(str, row))} |" for row in (head, ("---",) * len(head), *rows)]

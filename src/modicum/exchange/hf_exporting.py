@@ -1,0 +1,169 @@
+"""A checkpoint leaves as a Hugging Face model of its own: another number type, shards, and a card that says what it is.
+
+A checkpoint is such a model as it lies; this is the folder to hand on, without what training needs to go on.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from modicum.checkpoint import Checkpoint, load_checkpoint
+from modicum.checkpoint.save import WEIGHTS, write_model
+from modicum.evaluate.divergence import Limits, Quality, quality
+from modicum.exchange.gguf_quality import LIMITS, own_texts
+from modicum.exchange.hf_card import model_card
+from modicum.exchange.hf_shards import SHARD_BYTES, in_shards
+from modicum.exchange.layouts import relaid
+from modicum.exchange.names import HEAD
+from modicum.exchange.parity import TOLERANCE, Compared, decoder_speaker, prove, truth_of
+from modicum.exchange.stored import find_stored, read_json
+from modicum.model import ModelConfig
+from modicum.store import UserError, atomic_directory, refuse_taken, write_json, write_text
+from modicum.tokenizer import load_tokenizer
+
+Dtype = Literal["fp32", "bf16", "fp16"]
+DTYPES: dict[Dtype, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+HF_LIMITS: dict[Dtype, Limits] = {"fp32": LIMITS["f32"], "bf16": LIMITS["bf16"], "fp16": LIMITS["f16"]}
+
+
+@dataclass(frozen=True)
+class HfReport:
+    """What was written: files of weights, their bytes; compared: what the folder, read back, says in float32 beside
+    the checkpoint; quality: how far rounding moved it on the model's own texts; card: whether it has an evaluation."""
+
+    out: Path
+    architecture: str
+    dtype: Dtype
+    parameters: int
+    files: tuple[str, ...]
+    bytes: int
+    checkpoint_bytes: int
+    limits: Limits
+    compared: tuple[Compared, ...]
+    quality: Quality
+    evaluated: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain JSON data."""
+        return {**asdict(self), "out": str(self.out)}
+
+
+def export_hf(
+    checkpoint: Path,
+    *,
+    dtype: Dtype = "fp32",
+    shard_bytes: int = SHARD_BYTES,
+    out: Path,
+    limits: Limits | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> HfReport:
+    """Write a checkpoint as the folder `out`: weights of `dtype`, in files of at most `shard_bytes` with an index where
+    there are several, config, tokenizer, README.md and parity.json.
+
+    limits: what the divergence from full precision may be; without them, HF_LIMITS[dtype]. Raises UserError, and writes
+    nothing, when a number is beyond the type, when the folder read back is not the checkpoint, and when `out` is there.
+    """
+    refuse_taken(out)
+    limits = limits or HF_LIMITS[dtype]
+    progress(f"reading {checkpoint}")
+    loaded = load_checkpoint(checkpoint)
+    weights = _rounded(loaded.weights, DTYPES[dtype], checkpoint)
+    progress(f"writing {out}")
+    with atomic_directory(out) as unfinished:
+        stops = loaded.stop_ids
+        write_model(
+            unfinished,
+            config=loaded.config,
+            weights=weights,
+            tokenizer=loaded.tokenizer,
+            chat=len(stops) > 1,
+            stop_ids=stops,
+        )
+        files = in_shards(unfinished / WEIGHTS, shard_bytes)
+        progress("reading it back and comparing it with the checkpoint")
+        compared, measured = _prove(unfinished, str(out), loaded, weights, limits, exact=dtype == "fp32")
+        card, evaluated = model_card(loaded, DTYPES[dtype])
+        write_text(unfinished / "README.md", card)
+        report = HfReport(
+            out=out,
+            architecture=loaded.config.to_hf()["architectures"][0],
+            dtype=dtype,
+            parameters=loaded.config.parameter_count(),
+            files=files,
+            bytes=sum((unfinished / file).stat().st_size for file in files),
+            checkpoint_bytes=sum(weight.nbytes for weight in loaded.weights.values()),
+            limits=limits,
+            compared=compared,
+            quality=measured,
+            evaluated=evaluated,
+        )
+        write_json(unfinished / "parity.json", {key: v for key, v in report.to_dict().items() if key != "out"})
+    return report
+
+
+def _rounded(weights: Mapping[str, Tensor], dtype: torch.dtype, checkpoint: Path) -> dict[str, Tensor]:
+    rounded = {name: weight.to(dtype) for name, weight in weights.items()}
+    beyond = [name for name, weight in rounded.items() if not weight.isfinite().all()]
+    if beyond:
+        kind = str(dtype).removeprefix("torch.")
+        raise UserError(f"{checkpoint}: {', '.join(beyond)}: numbers beyond {kind}; take --dtype bf16 or fp32")
+    return rounded
+
+
+def _prove(
+    folder: Path, name: str, source: Checkpoint, written: Mapping[str, Tensor], limits: Limits, *, exact: bool
+) -> tuple[tuple[Compared, ...], Quality]:
+    """The folder against the checkpoint: files of words, the weights' bits, then what they say."""
+    found, config = find_stored(folder).read(), source.config
+    faults = _different_words(folder, source)
+    tied = " (the head is tied: it is the embedding)"
+    faults += [f"{tensor}: missing" for tensor in sorted(written.keys() - found.keys())]
+    faults += [f"{t}: left over{tied if t == HEAD else ''}" for t in sorted(found.keys() - written.keys())]
+    faults += [
+        _difference(tensor, found[tensor], written, config.head_dim)
+        for tensor in sorted(written.keys() & found.keys())
+        if found[tensor].dtype != written[tensor].dtype or not torch.equal(found[tensor], written[tensor])
+    ]
+    if faults:
+        raise UserError("\n  ".join([f"{name}: read back, it is not the checkpoint, and was not written", *faults]))
+    truth = truth_of(source.weights, config)
+    speak, speak_full = decoder_speaker(found, config), decoder_speaker(source.weights, config)
+    # where numbers were rounded, the divergence decides
+    compared = prove(name, speak, truth, tolerance=TOLERANCE if exact else None)
+    texts = own_texts(source)
+    measured = quality(map(speak_full, texts), map(speak, texts))
+    if over := measured.faults(limits):
+        raise UserError("\n  ".join([f"{name}: rounding costs too much, and it was not written", *over]))
+    return compared, measured
+
+
+def _different_words(folder: Path, source: Checkpoint) -> list[str]:
+    """What the config, the tokenizer and the ends of an answer are, beside the checkpoint's."""
+    faults = []
+    if ModelConfig.from_hf(read_json(folder / "config.json")) != source.config:
+        faults.append("config.json: describes another model than the checkpoint's")
+    stops = read_json(folder / "generation_config.json").get("eos_token_id")
+    if stops != source.stop_ids:
+        faults.append(f"generation_config.json: eos_token_id is {stops}, the checkpoint ends at {source.stop_ids}")
+    tokenizer = load_tokenizer(folder, missing="keep")
+    if tokenizer.hash != source.tokenizer.hash:
+        sizes = f"{tokenizer.vocab_size} ids, the checkpoint's {source.tokenizer.vocab_size}"
+        faults.append(f"tokenizer.json: is not the checkpoint's (it has {sizes})")
+    return faults
+
+
+def _difference(name: str, there: Tensor, written: Mapping[str, Tensor], head_dim: int) -> str:
+    """How a tensor differs, and whose numbers it holds, in which order, where they are others'."""
+    ours = written[name]
+    if there.dtype != ours.dtype:
+        return f"{name}: is {there.dtype}, should be {ours.dtype}"
+    if there.shape != ours.shape:
+        return f"{name}: has shape {list(there.shape)}, should have {list(ours.shape)}"
+    if torch.equal(relaid({name: ours}, head_dim=head_dim, source="half", target="interleaved")[name], there):
+        return f"{name}: its rows are in the interleaved rotary layout, transformers reads the half-split one"
+    other = next((n for n, w in written.items() if w.shape == there.shape and torch.equal(w, there)), None)
+    return f"{name}: holds the numbers of {other}" if other else f"{name}: differs from the checkpoint's"
