@@ -44,7 +44,7 @@ def test_every_folder_is_a_room_of_the_list():
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_the_parity_oracle_is_never_imported_by_the_program(path):
-    if path == ROOT / "bench" / "systems.py":
+    if path in (ROOT / "bench" / "systems.py", ROOT / "bench" / "decoding_worker.py"):
         return  # there it is the peer that we are measured against
     assert not any(module.split(".")[0] == "transformers" for module in imported_modules(path))
 

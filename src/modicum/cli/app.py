@@ -3,6 +3,7 @@
 import errno
 import functools
 import importlib
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -103,4 +104,13 @@ def main() -> None:
     """Entry point of `modicum` and of `python -m modicum`."""
     for name in VERBS:
         importlib.import_module(f"modicum.cli.{name}")
-    app()
+    try:
+        app()
+    except SystemExit as end:
+        if "TORCHELASTIC_RUN_ID" not in os.environ:
+            raise
+        # A rank that torchrun has started: threads of PyTorch's connections, which stay open after an error, may abort
+        # a process while Python winds it up, and torchrun would start it again.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(end.code if isinstance(end.code, int) else int(end.code is not None))

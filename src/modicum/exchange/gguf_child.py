@@ -4,13 +4,17 @@
 
 LIBRARY is the shared library of the xllamacpp wheel: llama.cpp, compiled in, with its C interface for all to call.
 FOLDER holds request.json: {"model", "threads", "texts", "prompts", "begun", "steps"}. Written there: facts.json;
-logits-N.npy, float32 (T, V), for prompt N; greedy.json, the likeliest `steps` tokens after each text begun.
+logits-N.npy, float32 (T, V), for prompt N; greedy.json, the likeliest `steps` tokens after each text begun. With
+"timed", {"prompt", "short", "tokens", "repeats"}, instead of all that times.json: seconds of the prompt and of so many
+tokens after the short one, repeated, in the settings that llama.cpp has by default, and the peak of resident bytes.
 It runs apart because a faulty file may end the process that reads it. Imports nothing of ours.
 """
 
 import ctypes
 import json
+import resource
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +78,9 @@ def main(library: str, folder: Path) -> None:
     model = llama.llama_model_load_from_file(request["model"].encode(), _model_settings(llama))
     if not model:
         sys.exit("llama.cpp does not load the file")
+    if "timed" in request:
+        (folder / "times.json").write_text(json.dumps(_timed(llama, model, request["threads"], **request["timed"])))
+        return
     vocab = llama.llama_model_get_vocab(model)
     facts = _facts(llama, model, vocab)
     facts["ids"] = [_tokenize(llama, vocab, text) for text in request["texts"]]
@@ -193,6 +200,53 @@ def _go_on(llama: Any, context: Any, prompt: list[int], steps: int, width: int) 
         ids.append(int(said[-1].argmax()))
         said = _say(llama, context, ids[-1:], len(prompt) + len(ids) - 1, width)
     return ids
+
+
+def _timed(
+    llama: Any, model: Any, threads: int, prompt: list[int], short: list[int], tokens: int, repeats: int
+) -> dict[str, Any]:
+    settings: _Settings = llama.llama_context_default_params()
+    words = ctypes.cast(ctypes.byref(settings), ctypes.POINTER(ctypes.c_uint32))
+    if words[0:3] != [512, 2048, 512]:
+        sys.exit(_UNKNOWN)
+    words[0] = max(len(prompt), len(short) + tokens)
+    context = llama.llama_init_from_model(model, settings)
+    if not context:
+        sys.exit("llama.cpp makes no context for the file")
+    llama.llama_set_n_threads(context, threads, threads)
+    width = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))
+    batch = llama.llama_batch_init(max(len(prompt), len(short)), 0, 1)
+
+    def likeliest(ids: list[int], start: int) -> int:
+        batch.n_tokens = len(ids)
+        for place, token in enumerate(ids):
+            batch.token[place], batch.pos[place], batch.logits[place] = token, start + place, place == len(ids) - 1
+            batch.n_seq_id[place], batch.seq_id[place][0] = 1, 0
+        if llama.llama_decode(context, batch) != 0:
+            sys.exit(f"llama.cpp does not run {len(ids)} tokens from position {start} on")
+        return int(np.ctypeslib.as_array(llama.llama_get_logits(context), shape=(width,)).argmax())
+
+    times: dict[str, list[float]] = {"prefill": [], "decode": []}
+    for _ in range(repeats + 1):
+        llama.llama_memory_clear(llama.llama_get_memory(context), True)
+        begun = time.perf_counter()
+        likeliest(prompt, 0)
+        times["prefill"].append(time.perf_counter() - begun)
+        llama.llama_memory_clear(llama.llama_get_memory(context), True)
+        token = likeliest(short, 0)
+        begun = time.perf_counter()
+        for place in range(tokens):
+            token = likeliest([token], len(short) + place)
+        times["decode"].append(time.perf_counter() - begun)
+    return {**{name: seconds[1:] for name, seconds in times.items()}, "peak_bytes": _peak()}  # the first warms up
+
+
+def _peak() -> int:
+    """Bytes of this process's largest resident set; not, as getrusage has it on Linux, of the one that started it."""
+    status = Path("/proc/self/status")
+    if status.is_file():
+        return next(int(line.split()[1]) << 10 for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 if __name__ == "__main__":

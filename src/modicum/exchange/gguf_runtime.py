@@ -87,6 +87,20 @@ def ask(
     return Answer(**facts, logits=logits, greedy=greedy)
 
 
+def timed(
+    model: Path, prompt: Sequence[int], short: Sequence[int], *, tokens: int, repeats: int, threads: int
+) -> dict[str, Any]:
+    """Seconds of `prompt` ("prefill") and of `tokens` tokens after `short` ("decode"), one after the other, in each of
+    `repeats`, on a CPU, as llama.cpp is set by default; "peak_bytes" of resident memory."""
+    how = {"prompt": list(prompt), "short": list(short), "tokens": tokens, "repeats": repeats}
+    with tempfile.TemporaryDirectory(prefix="modicum-") as place:
+        folder = Path(place)
+        request = {"model": str(model), "threads": threads, "timed": how}
+        _run(gguf_child.__file__, request, folder, str(model), LIMIT_SECONDS)
+        answer: dict[str, Any] = json.loads((folder / "times.json").read_text("utf-8"))
+    return answer
+
+
 def quantized(rows: Sequence[tuple[NDArray[np.float32], int, int, int]]) -> list[NDArray[np.uint8]]:
     """Rows as the bytes of a type, by ggml's own kernels: of each (rows, ggml's number of the type, block, bytes)."""
     request = [{"kind": kind, "block": block, "bytes": size} for _, kind, block, size in rows]
