@@ -11,7 +11,7 @@ import torch
 from modicum.data import Batch, Loader, WindowRows, eval_windows, open_shards, write_shards
 from modicum.model import Decoder, ModelConfig
 from modicum.tokenizer import load_tokenizer, train_tokenizer
-from modicum.train import ALONE, Intervals, OptimizerSettings, Schedule, Wishes, joined, train
+from modicum.train import ALONE, Intervals, OptimizerSettings, Schedule, Wishes, train
 
 LENGTH = 32
 
@@ -88,12 +88,6 @@ def small_run(
     return train(model, loader, **{**arguments, **changes})
 
 
-def plain_arguments(settings):
-    """Arguments of small_run from JSON data."""
-    made = {"optimizer": lambda kind: OptimizerSettings(kind), "intervals": lambda values: Intervals(**values)}
-    return {name: made[name](value) if name in made else value for name, value in settings.items()}
-
-
 def digests(checkpoint):
     """SHA-256 of what a resumed run must have in common with one that never stopped."""
     names = ("model.safetensors", "training/optimizer.safetensors")
@@ -116,5 +110,4 @@ def random_batch(vocab_size, rows, length, *, seed=0, supervised=None):
 
 
 if __name__ == "__main__":
-    with joined() as together:
-        small_run(Path(sys.argv[1]), Path(sys.argv[2]), **plain_arguments(json.loads(sys.argv[3])), ranks=together)
+    small_run(Path(sys.argv[1]), Path(sys.argv[2]), **json.loads(sys.argv[3]))

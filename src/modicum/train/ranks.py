@@ -4,6 +4,7 @@ What decides how the work goes on (a stop, a loss that is not finite, where to b
 over a connection of its own that waits as long as the first rank works. The first rank alone writes files and speaks.
 """
 
+import gc
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -24,11 +25,12 @@ T = TypeVar("T")
 _PATIENCE = timedelta(days=30)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Ranks:
     """This process among `world_size`; without a `group` it is alone, and every method returns what it was given.
 
-    Each method is a meeting: all ranks call it, in the same order, or all of them hang. Numbers travel as float64.
+    It has one inside of `joined` only. Each method is a meeting: all ranks call it, in the same order, or all of them
+    hang. Numbers travel as float64.
     """
 
     rank: int = 0
@@ -120,7 +122,7 @@ def joined() -> Iterator[Ranks]:
     if local < torch.cuda.device_count():
         torch.cuda.set_device(local)
     dist.init_process_group()  # gloo for what lies on a CPU, nccl for what lies on CUDA devices
-    control = dist.new_group(backend="gloo", timeout=_PATIENCE)
+    control: Any = dist.new_group(backend="gloo", timeout=_PATIENCE)
     ranks = Ranks(dist.get_rank(), dist.get_world_size(), local, control)
     try:
         yield ranks
@@ -133,6 +135,8 @@ def joined() -> Iterator[Ranks]:
         ) from error
     # Together, and not after an error: a closed connection ends the ranks that still listen.
     dist.barrier(group=control)
+    ranks.group = control = None
+    gc.collect()  # engines hold the connections too, in circles
     dist.destroy_process_group()
 
 
