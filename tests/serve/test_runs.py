@@ -1,0 +1,97 @@
+"""Runs for the page: read as they grow, and only those that a listing shows."""
+
+import json
+import os
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture
+def run(root):
+    stage = root / "a run" / "pretrain"
+    (stage / "checkpoints" / "step-00000002").mkdir(parents=True, exist_ok=True)
+    (stage / "metrics.jsonl").write_text(line(1) + line(2))
+    return stage
+
+
+@pytest.fixture(scope="module")
+def http(start, root):
+    with start(runs=root) as server, server.http() as http:
+        yield http
+
+
+def line(step):
+    return json.dumps({"kind": "train", "step": step, "loss": 1.5}) + "\n"
+
+
+def steps(page):
+    return [record["step"] for record in page["records"]]
+
+
+@pytest.mark.usefixtures("run")
+def test_runs_with_curves_are_listed(http, root):
+    (root / "empty").mkdir(exist_ok=True)
+    (found,) = http.get("/runs").json()["runs"]
+    assert (found["name"], found["stages"], found["has_samples"]) == ("a run", ["pretrain"], False)
+    assert found["checkpoints"] == {"pretrain": ["step-00000002"]}
+
+
+def test_a_curve_is_read_on_from_where_it_ended(http, run):
+    file = run / "metrics.jsonl"
+    first = http.get("/runs/a run/pretrain").json()
+    assert (steps(first), first["again"]) == ([1, 2], True)
+    with file.open("a") as more:
+        more.write(line(3) + line(4)[:10])
+    second = http.get("/runs/a run/pretrain", params={"cursor": first["cursor"]}).json()
+    assert (steps(second), second["again"]) == ([3], False)
+    with file.open("a") as more:
+        more.write(line(4)[10:])
+    third = http.get("/runs/a run/pretrain", params={"cursor": second["cursor"]}).json()
+    assert steps(third) == [4]
+    assert steps(http.get("/runs/a run/pretrain", params={"cursor": third["cursor"]}).json()) == []
+
+
+def test_a_curve_that_was_replaced_begins_anew(http, run):
+    first = http.get("/runs/a run/pretrain").json()
+    (run / "new").write_text(line(1) + line(2) + line(3))
+    os.replace(run / "new", run / "metrics.jsonl")
+    again = http.get("/runs/a run/pretrain", params={"cursor": first["cursor"]}).json()
+    assert (steps(again), again["again"]) == ([1, 2, 3], True)
+
+
+@pytest.mark.parametrize("cursor", ["x", "1-2-3", "-", "9" * 400, "1-\u0663"])
+@pytest.mark.usefixtures("run")
+def test_a_cursor_of_anothers_making_begins_anew(http, cursor):
+    page = http.get("/runs/a run/pretrain", params={"cursor": cursor}).json()
+    assert (steps(page), page["again"]) == ([1, 2], True)
+
+
+def test_samples_are_those_of_the_evaluation(http, run):
+    (run.parent / "evaluate").mkdir(exist_ok=True)
+    samples = [{"messages": [{"role": "text", "content": "a"}]}]
+    (run.parent / "evaluate" / "results.json").write_text(json.dumps({"samples": samples, "heldout": {}}))
+    assert http.get("/runs/a run/samples").json() == {"samples": samples}
+
+
+@pytest.mark.usefixtures("run")
+def test_nothing_outside_of_the_directory_is_read(http, root):
+    outside = root.parent / "outside" / "pretrain"
+    outside.mkdir(parents=True, exist_ok=True)
+    (outside / "metrics.jsonl").write_text(line(1))
+    if not (root / "link").exists():
+        (root / "link").symlink_to(outside.parent)
+    for name in ("..%2Foutside", "%2e%2e", "link", "none", "a run%00"):
+        for rest in ("pretrain", "samples", "..%2Fpretrain"):
+            assert http.get(f"/runs/{name}/{rest}").status_code == 404, (name, rest)
+    assert http.get("/runs/a run/checkpoints").status_code == 404
+    assert [one["name"] for one in http.get("/runs").json()["runs"]] == ["a run"]
+
+
+def test_a_server_without_a_directory_shows_no_runs(server):
+    with server.http() as http:
+        assert http.get("/runs").status_code == 404
