@@ -3,53 +3,11 @@
 import json
 
 import pytest
-import torch
 
-from modicum.checkpoint import load_checkpoint, save_checkpoint
+from modicum.checkpoint import load_checkpoint
 from modicum.generate import Generator, SamplingParams
-from modicum.model import Decoder, ModelConfig
-from modicum.quantize import quantize_checkpoint, quantizing
+from modicum.quantize import quantize_checkpoint, quantizing, tuning
 from modicum.store import UserError
-from modicum.tokenizer import train_tokenizer
-
-TEXT = "A rounded weight says nearly what it said before; where it does not, it is given more bits. 1, 2, 3, 5, 8.\n"
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return train_tokenizer([TEXT] * 40, vocab_size=320, min_frequency=2, sample_bytes=10**6, seed=0)[0]
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tokenizer, tmp_path_factory):
-    """A tiny decoder that has learned TEXT, so that its answers are worth keeping."""
-    config = ModelConfig(
-        vocab_size=tokenizer.vocab_size,
-        hidden_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=96,
-        max_position_embeddings=96,
-    )
-    model = Decoder(config)
-    ids = torch.tensor([[tokenizer.bos_id, *tokenizer.encode(TEXT * 2)][:80]])
-    optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
-    for _ in range(80):
-        loss = torch.nn.functional.cross_entropy(model(ids)[0, :-1], ids[0, 1:])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    root = tmp_path_factory.mktemp("checkpoints")
-    weights = model.state_dict()
-    return save_checkpoint(root, 80, config=config, weights=weights, tokenizer=tokenizer, chat=False, training=None)
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    file = tmp_path_factory.mktemp("text") / "text.jsonl"
-    pieces = [TEXT[shift:] + TEXT for shift in range(0, 96, 2)]
-    file.write_text("\n".join(json.dumps({"text": piece}) for piece in pieces))
-    return file
 
 
 def test_eight_bits_are_a_quarter_of_the_size_and_say_the_same(checkpoint, text, tmp_path):
@@ -117,7 +75,7 @@ def test_what_is_rounded_already_is_refused(checkpoint, text, tmp_path):
 
 def test_too_little_text_and_none_for_tuning_are_refused(checkpoint, tmp_path):
     short = tmp_path / "short.txt"
-    short.write_text(TEXT)
+    short.write_text("A text that is too short.")
     with pytest.raises(UserError, match="too few"):
         quantize_checkpoint(checkpoint, to="int8", out=tmp_path / "out", text=short)
     with pytest.raises(UserError, match="no such file"):
@@ -128,7 +86,16 @@ def test_too_little_text_and_none_for_tuning_are_refused(checkpoint, tmp_path):
 
 def test_tuning_brings_four_bits_nearer_to_full_precision(checkpoint, text, tmp_path):
     plain = quantize_checkpoint(checkpoint, to="int4", out=tmp_path / "plain", text=text, max_kl=5)
-    tuned = quantize_checkpoint(checkpoint, to="int4", out=tmp_path / "tuned", text=text, max_kl=5, tune_steps=40)
+    tuned = quantize_checkpoint(checkpoint, to="int4", out=tmp_path / "tuned", text=text, max_kl=5, tune_steps=30)
     assert tuned.quality.mean_kl < 0.6 * plain.quality.mean_kl
-    assert tuned.tuned_steps == 40
+    assert tuned.tuned_steps == 30
     assert tuned.bits == plain.bits
+
+
+def test_tuning_that_does_harm_is_left_out_and_said(checkpoint, text, tmp_path, monkeypatch):
+    plain = quantize_checkpoint(checkpoint, to="int4", out=tmp_path / "plain", text=text, max_kl=5)
+    monkeypatch.setattr(tuning, "_SHARE", 1.0)
+    tuned = quantize_checkpoint(checkpoint, to="int4", out=tmp_path / "tuned", text=text, max_kl=5, tune_steps=3)
+    assert tuned.quality == plain.quality
+    assert tuned.tuned_steps == 0
+    assert any("no nearer" in note for note in tuned.notes)

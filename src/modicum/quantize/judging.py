@@ -25,6 +25,11 @@ class Judge:
         """How far `model` is from it, on the first `rows` of them, or all."""
         return quality(self._said[:rows], _say(model, self._rows[:rows]))
 
+    def mean_kl(self, model: Decoder, matrices: Matrices, *, rows: int | None = None) -> float:
+        """Of the model with these matrices in their places."""
+        with rounded(model, matrices):
+            return self(model, rows=rows).mean_kl
+
 
 @contextmanager
 def rounded(model: Decoder, matrices: Matrices) -> Iterator[Decoder]:
@@ -40,37 +45,30 @@ def rounded(model: Decoder, matrices: Matrices) -> Iterator[Decoder]:
 
 def sensitivities(judge: Judge, model: Decoder, matrices: Matrices, *, rows: int) -> dict[str, float]:
     """Mean KL divergence (nats) that each matrix alone costs when it is rounded, beside the model with none rounded."""
-    ground = judge(model, rows=rows).mean_kl
-    found = {}
-    for name, matrix in matrices.items():
-        with rounded(model, {name: matrix}):
-            found[name] = judge(model, rows=rows).mean_kl - ground
-    return found
+    ground = judge.mean_kl(model, {}, rows=rows)
+    return {name: judge.mean_kl(model, {name: matrix}, rows=rows) - ground for name, matrix in matrices.items()}
 
 
 @torch.no_grad()
-def input_powers(model: Decoder, rows: Sequence[Tensor]) -> dict[str, Tensor]:
-    """The mean square of each input of each matrix, (inputs,), on these rows. A tied embedding's are the head's."""
+def input_moments(model: Decoder, rows: Sequence[Tensor]) -> dict[str, Tensor]:
+    """The mean of the products of any two inputs of each linear layer, (inputs, inputs), on these rows."""
     sums: dict[str, Tensor] = {}
 
-    handles = []
+    def note(name: str, x: Tensor) -> None:
+        flat = x.flatten(0, -2)
+        sums[name] = sums.get(name, 0) + flat.T @ flat
+
     names = [name for name in matrix_names(model) if isinstance(model.get_submodule(name), nn.Linear)]
-    for name in names:
-        module = model.get_submodule(name)
-        handles.append(module.register_forward_pre_hook(lambda _, given, name=name: _add(sums, name, given[0])))
-    if model.lm_head is None:
-        handles.append(model.model.norm.register_forward_hook(lambda _, __, out: _add(sums, "model.embed_tokens", out)))
+    handles = [
+        model.get_submodule(name).register_forward_pre_hook(lambda _, given, name=name: note(name, given[0]))
+        for name in names
+    ]
     for row in rows:
         model(row[None])
     for handle in handles:
         handle.remove()
     tokens = sum(len(row) for row in rows)
     return {name: total / tokens for name, total in sums.items()}
-
-
-def _add(sums: dict[str, Tensor], name: str, x: Tensor) -> None:
-    power = x.detach().flatten(0, -2).square().sum(0)
-    sums[name] = sums[name] + power if name in sums else power
 
 
 def _say(model: Decoder, rows: Iterable[Tensor]) -> Iterator[Tensor]:

@@ -16,11 +16,11 @@ from modicum.generate import Generator, SamplingParams
 from modicum.model.native import kernel_fault
 from modicum.model.packing import BLOCK, RoundedMatrix
 from modicum.model.quantized import matrix_names
-from modicum.quantize.judging import Judge, input_powers, sensitivities
+from modicum.quantize.judging import Judge, input_moments, sensitivities
 from modicum.quantize.mixing import Mix, mix
 from modicum.quantize.rounding import round_matrix
 from modicum.quantize.texts import Texts, read_texts, token_rows
-from modicum.quantize.tuning import tune
+from modicum.quantize.tuning import ROWS, tune
 from modicum.store import UserError, atomic_directory, refuse_taken, write_json, write_manifest
 from modicum.tokenizer import Tokenizer
 
@@ -96,12 +96,19 @@ def quantize_checkpoint(
     full = loaded.model().requires_grad_(False)
     judge = Judge(full, token_rows(loaded, texts.judge, length=_LENGTH, tokens=_JUDGE_TOKENS))
     progress("rounding")
-    powers = input_powers(full, fit)
+    moments = input_moments(full, fit)
     student = copy.deepcopy(full)
-    matrices = _rounded(student, to, powers)
+    matrices = _rounded(student, to, moments)
+    notes: tuple[str, ...] = () if (fault := kernel_fault()) is None else (f"slower than it could be here: {fault}",)
     if tune_steps:
-        rows = token_rows(loaded, texts.fit, length=_TUNING_LENGTH, tokens=tune_steps * 8 * _TUNING_LENGTH)
-        matrices = tune(full, student, matrices, rows, steps=tune_steps, say=progress)
+        rows = token_rows(loaded, texts.fit, length=_TUNING_LENGTH, tokens=tune_steps * ROWS * _TUNING_LENGTH)
+        tuned = copy.deepcopy(full)
+        learned = tune(full, tuned, matrices, rows, steps=tune_steps, say=progress)
+        if judge.mean_kl(tuned, learned) < judge.mean_kl(student, matrices):
+            student, matrices = tuned, learned
+        else:
+            notes += (f"{tune_steps} updates of tuning brought it no nearer, and are not in it",)
+            tune_steps = 0
     limits = LIMITS[to] if max_kl is None else replace(LIMITS[to], mean_kl=max_kl, tail_kl=10 * max_kl)
     better: dict[str, RoundedMatrix | None] = {}
     costs: dict[str, float] = {}
@@ -119,7 +126,7 @@ def quantize_checkpoint(
         _write(folder, loaded, student, chosen)
         write_manifest(folder)
         report = _report(folder, loaded, texts, chosen, limits, progress)
-        report = replace(report, out=out, to=to, costs=costs, tuned_steps=tune_steps)
+        report = replace(report, out=out, to=to, costs=costs, tuned_steps=tune_steps, notes=notes)
         write_json(folder / "quantize.json", {key: value for key, value in report.to_dict().items() if key != "out"})
         write_manifest(folder)
     return report
@@ -129,13 +136,13 @@ def _hint(ways: str) -> str:
     return f"{ways}--tune STEPS --text FILE tunes the weights to their rounding, int8 loses less than int4"
 
 
-def _rounded(model: Any, to: Target, powers: dict[str, Any]) -> dict[str, RoundedMatrix]:
+def _rounded(model: Any, to: Target, moments: dict[str, Any]) -> dict[str, RoundedMatrix]:
     """Every matrix, plainly. What is looked up, and what does not divide into groups, has 8 bits in any case."""
     found = {}
     for name in matrix_names(model):
         weight = model.get_submodule(name).weight.data
         small = to == "int4" and name not in (_TABLE, "lm_head") and weight.shape[1] % BLOCK == 0
-        found[name] = round_matrix(weight, 4 if small else 8, powers.get(name))
+        found[name] = round_matrix(weight, 4 if small else 8, moments.get(name))
     return found
 
 
@@ -168,8 +175,6 @@ def _report(
     folder: Path, source: Checkpoint, texts: Texts, chosen: Mix, limits: Limits, progress: Callable[[str], None]
 ) -> QuantizeReport:
     progress("measuring both")
-    fault = kernel_fault()
-    notes = () if fault is None else (f"slower than it could be here: {fault}",)
     return QuantizeReport(
         out=folder,
         to="int8",
@@ -182,7 +187,7 @@ def _report(
         quality=chosen.quality,
         full=_side(source.path, texts.judge),
         rounded=_side(folder, texts.judge),
-        notes=notes,
+        notes=(),
     )
 
 

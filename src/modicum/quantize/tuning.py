@@ -7,6 +7,7 @@ the step of each group learns with them (Esser et al. 2020, LSQ). The target is 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from math import cos, pi
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,10 @@ from modicum.store import UserError
 from modicum.train.machine import has_fast_bfloat16
 
 ROWS = 8  # of an update
-_RATE, _STEP_RATE = 3e-4, 3e-5
+# Of a matrix's mean step, by which an update moves a weight at most (AdamW): more makes numbers jump to and fro.
+_SHARE, _SCALE_SHARE = 3e-3, 3e-4
+_NORM_RATE = 3e-5
+_INSIDE = 0.49  # of a step: just short of where the next number begins
 
 
 class _Tuned(nn.Module):
@@ -29,8 +33,8 @@ class _Tuned(nn.Module):
         super().__init__()
         self.looks_up = isinstance(before, nn.Embedding)
         self.bits = matrix.bits
-        self.weight = nn.Parameter(before.weight.detach().clone())
         self.scale = nn.Parameter(matrix.scale.clone())
+        self.weight = nn.Parameter(_within(before.weight.detach(), matrix))
         self.bias = getattr(before, "bias", None)
 
     def rounded(self) -> Tensor:
@@ -58,6 +62,13 @@ class _Tuned(nn.Module):
         return RoundedMatrix(values.view_as(self.weight).to(torch.int8), scale, self.bits)
 
 
+def _within(weight_OI: Tensor, matrix: RoundedMatrix) -> Tensor:
+    """The full weights, moved to where they are rounded to the matrix's numbers, and no further."""
+    size = matrix.scale.repeat_interleave(weight_OI.shape[1] // matrix.scale.shape[1], 1)
+    numbers = matrix.values.float()
+    return torch.clamp(weight_OI / size, numbers - _INSIDE, numbers + _INSIDE) * size
+
+
 def tune(
     teacher: Decoder,
     student: Decoder,
@@ -82,9 +93,13 @@ def tune(
     for name, module in tuned.items():
         _put(student, name, module)
     student.train().requires_grad_()
-    scales = [module.scale for module in tuned.values()]
-    others = [p for name, p in student.named_parameters() if not name.endswith(".scale")]
-    groups = [{"params": others, "lr": _RATE, "peak": _RATE}, {"params": scales, "lr": _STEP_RATE, "peak": _STEP_RATE}]
+    groups: list[dict[str, Any]] = []
+    for module in tuned.values():
+        size = float(module.scale.detach().abs().mean())
+        groups += [{"params": [module.weight], "peak": _SHARE * size}]
+        groups += [{"params": [module.scale], "peak": _SCALE_SHARE * size}]
+    known = {id(weight) for group in groups for weight in group["params"]}
+    groups += [{"params": [p for p in student.parameters() if id(p) not in known], "peak": _NORM_RATE}]
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0)
     for step in range(steps):
         share = min(1.0, (step + 1) / max(1, steps // 10)) * (0.5 + 0.5 * cos(pi * step / steps))
