@@ -9,12 +9,18 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <new>
+#include <thread>
 #include <vector>
 
+#ifdef _OPENMP
+#include <omp.h>
+#endif
 #ifdef __AVX512BF16__
 #include <immintrin.h>
 #endif
@@ -22,7 +28,10 @@
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-Tensor quantized_linear(const Tensor& given, const Tensor& packed, const Tensor& scale, int64_t bits, int64_t outputs);
+// Of quantized_linear.cpp: part `part` of `parts` of the product of rows by a rounded matrix of `panels` panels.
+void quantized_share(const float* x, int64_t rows, int64_t inputs, const uint8_t* packed, const float* scale,
+                     int64_t groups, int64_t panels, int64_t bits, int64_t outputs, float* out, const float* bias,
+                     int64_t part, int64_t parts);
 
 namespace {
 
@@ -32,6 +41,20 @@ using Words = uint32_t __attribute__((vector_size(WIDTH * sizeof(uint32_t))));
 using Halves = uint16_t __attribute__((vector_size(WIDTH * sizeof(uint16_t))));
 
 struct bfloat16 { uint16_t bits; };
+
+// Memory at a border of the processor's cache lines: a read across one takes twice the time.
+template <typename T>
+struct Aligned {
+  using value_type = T;
+  Aligned() = default;
+  template <typename U>
+  Aligned(const Aligned<U>&) {}
+  T* allocate(size_t n) { return static_cast<T*>(::operator new(n * sizeof(T), std::align_val_t(64))); }
+  void deallocate(T* p, size_t) { ::operator delete(p, std::align_val_t(64)); }
+  bool operator==(const Aligned&) const { return true; }
+};
+using Floats = std::vector<float, Aligned<float>>;
+using Rounded = std::vector<bfloat16, Aligned<bfloat16>>;
 
 inline Lanes read(const float* from) { Lanes r; std::memcpy(&r, from, sizeof r); return r; }
 inline Lanes read(const bfloat16* from) {
@@ -141,49 +164,74 @@ void all_rows(const T* x, const Matrix& m, int64_t n, float* out, int64_t rows) 
   if (rows - r == 1) tile<T, 1, OUTPUTS>(x, w, bias, out, m.inputs, m.outputs);
 }
 
-// One input by several matrices of one type, shared out among the threads together.
+// The threads of one call. They wait for each other some thirty times in two milliseconds: too often to go to sleep,
+// which is what OpenMP's own barrier does once more threads than processors exist, be they idle.
+inline void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+struct Team {
+  alignas(64) std::atomic<int64_t> arrived{0};
+  alignas(64) std::atomic<int64_t> round{0};
+  int64_t threads = 1;
+  void wait() {
+    if (threads == 1) return;
+    const int64_t now = round.load(std::memory_order_acquire);
+    if (arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == threads) {
+      arrived.store(0, std::memory_order_relaxed);
+      round.store(now + 1, std::memory_order_release);
+      return;
+    }
+    for (int spins = 0; round.load(std::memory_order_acquire) == now; ++spins) {
+      pause();
+      // Half a millisecond: another program has the processor of the last one. Sooner, it would get this one as well.
+      if (spins > 50000) std::this_thread::yield();
+    }
+  }
+};
+
+// The share of one thread in products of x by several matrices of one type, each with an output of its own.
 template <typename T>
-void multiply_dense(const T* x, int64_t rows, const std::vector<Matrix>& matrices, const std::vector<Tensor>& outs) {
-  constexpr int64_t TOGETHER = 4, TASK = 32;
-  std::vector<int64_t> ends;
-  for (const Matrix& m : matrices) ends.push_back((ends.empty() ? 0 : ends.back()) + (m.outputs + TASK - 1) / TASK);
-#pragma omp parallel for schedule(static)
-  for (int64_t task = 0; task < ends.back(); ++task) {
-    const size_t i = std::upper_bound(ends.begin(), ends.end(), task) - ends.begin();
+void multiply_dense(const T* x, int64_t rows, const Matrix* matrices, float* const* outs, int count, int64_t part,
+                    int64_t parts) {
+  constexpr int64_t TOGETHER = 4, TASK = 16;
+  int64_t tasks = 0;
+  for (int i = 0; i < count; ++i) tasks += (matrices[i].outputs + TASK - 1) / TASK;
+  const int64_t begin = tasks * part / parts, end = tasks * (part + 1) / parts;
+  int64_t first = 0;
+  for (int i = 0; i < count; ++i) {
     const Matrix& m = matrices[i];
-    float* out = static_cast<float*>(outs[i].data_ptr());
-    int64_t n = (task - (i ? ends[i - 1] : 0)) * TASK;
-    const int64_t end = std::min(m.outputs, n + TASK);
+    const int64_t own = (m.outputs + TASK - 1) / TASK;
+    int64_t n = std::clamp<int64_t>(begin - first, 0, own) * TASK;
+    const int64_t stop = std::min(m.outputs, std::clamp<int64_t>(end - first, 0, own) * TASK);
+    first += own;
     // while reading is all that takes time, one output after the other reads a matrix from end to end
     if (rows >= 4)
-      for (; n + TOGETHER <= end; n += TOGETHER) all_rows<T, TOGETHER>(x, m, n, out, rows);
-    for (; n < end; ++n) all_rows<T, 1>(x, m, n, out, rows);
+      for (; n + TOGETHER <= stop; n += TOGETHER) all_rows<T, TOGETHER>(x, m, n, outs[i], rows);
+    for (; n < stop; ++n) all_rows<T, 1>(x, m, n, outs[i], rows);
   }
 }
 
-// x (rows, inputs) float32 by each matrix -> (rows, outputs) float32.
-std::vector<Tensor> multiply(const Tensor& x, const std::vector<Matrix>& matrices) {
-  const int64_t rows = x.size(0);
-  const float* from = static_cast<const float*>(x.data_ptr());
-  std::vector<Tensor> outs;
+// The share of one thread in products of x (rows, inputs) by each matrix -> (rows, outputs).
+void multiply(const Floats& x, int64_t rows, const Matrix* matrices, float* const* outs, int count,
+              Rounded& room, int64_t part, int64_t parts) {
   if (matrices[0].bits) {
-    for (const Matrix& m : matrices) {
-      outs.push_back(quantized_linear(x, *m.values, *m.scale, m.bits, m.outputs));
-      float* out = static_cast<float*>(outs.back().data_ptr());
-      if (m.bias)
-        for (int64_t i = 0; i < rows * m.outputs; ++i) out[i] += m.bias[i % m.outputs];
+    for (int i = 0; i < count; ++i) {
+      const Matrix& m = matrices[i];
+      quantized_share(x.data(), rows, m.inputs, static_cast<const uint8_t*>(m.values->data_ptr()),
+                      static_cast<const float*>(m.scale->data_ptr()), m.scale->size(1), m.scale->size(0), m.bits,
+                      m.outputs, outs[i], m.bias, part, parts);
     }
-    return outs;
-  }
-  for (const Matrix& m : matrices) outs.push_back(torch::stable::new_empty(x, {rows, m.outputs}));
-  if (matrices[0].half()) {
-    std::vector<bfloat16> rounded(x.numel());
-    for (size_t i = 0; i < rounded.size(); ++i) put(&rounded[i], from[i]);
-    multiply_dense<bfloat16>(rounded.data(), rows, matrices, outs);
+  } else if (matrices[0].half()) {
+    room.resize(rows * matrices[0].inputs);
+    for (size_t i = 0; i < room.size(); ++i) put(&room[i], x[i]);
+    multiply_dense<bfloat16>(room.data(), rows, matrices, outs, count, part, parts);
   } else {
-    multiply_dense<float>(from, rows, matrices, outs);
+    multiply_dense<float>(x.data(), rows, matrices, outs, count, part, parts);
   }
-  return outs;
 }
 
 // x / rms(x) * gain, of `count` vectors.
@@ -220,17 +268,16 @@ inline Lanes exponential(Lanes x) {
   return p * scale;
 }
 
-// silu(gate) * up, into gate.
-void gated(float* gate, const float* up, int64_t count) {
-#pragma omp parallel for schedule(static) if (count > 4096)
-  for (int64_t block = 0; block < (count + WIDTH - 1) / WIDTH; ++block) {
-    const int64_t i = block * WIDTH, size = std::min(WIDTH, count - i) * sizeof(float);
+// silu(gate) * up.
+void gated(const float* gate, const float* up, float* out, int64_t count) {
+  for (int64_t i = 0; i < count; i += WIDTH) {
+    const int64_t size = std::min(WIDTH, count - i) * sizeof(float);
     Lanes g = {}, u = {};
     std::memcpy(&g, gate + i, size);
     std::memcpy(&u, up + i, size);
     const Lanes e = exponential(g < 0.0f ? g : -g), sum = e + 1.0f;  // never of a positive number, which may overflow
     const Lanes silu = g * (g < 0.0f ? e / sum : 1.0f / sum) * u;
-    std::memcpy(gate + i, &silu, size);
+    std::memcpy(out + i, &silu, size);
   }
 }
 
@@ -286,37 +333,37 @@ void prepare(const float* x, const float* gain, const float* cos, const float* s
   }
 }
 
-// Put this step's keys and values into a layer's cache (slots, groups, capacity, head), and mix the values up to there.
+// Put this step's keys and values into a layer's cache (slots, groups, capacity, head), and mix the values up to there:
+// one thread's share.
 template <typename T>
-void attend(const Tensor& q, const Tensor& k, const Tensor& v, const float* q_gain, const float* k_gain, const Tensor& keys,
-            const Tensor& values, const Tensor& cos, const Tensor& sin, const int64_t* slots, const int64_t* places,
-            const Heads& h, Tensor& out) {
-  const int64_t rows = q.size(0), capacity = keys.size(2), shared = h.heads / h.groups, head = h.head;
+void attend(const float* q, const float* k, const float* v, const float* q_gain, const float* k_gain, const Tensor& keys,
+            const Tensor& values, const Tensor& cos, const Tensor& sin, const Tensor& slots, const Tensor& places,
+            const Heads& h, Floats& room, float* out, int64_t part, int64_t parts) {
+  const int64_t rows = slots.size(0), capacity = keys.size(2), shared = h.heads / h.groups, head = h.head;
   const float scale = 1.0f / std::sqrt(float(head));
-#pragma omp parallel
-  {
-    std::vector<float> room(capacity + WIDTH + head);
-    float *query = room.data(), *scores = query + head;
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t pair = 0; pair < rows * h.groups; ++pair) {
-      const int64_t r = pair / h.groups, g = pair % h.groups, place = places[r];
-      const int64_t start = (slots[r] * h.groups + g) * capacity * head;
-      T* key = static_cast<T*>(keys.data_ptr()) + start;
-      T* value = static_cast<T*>(values.data_ptr()) + start;
-      const float* c = static_cast<const float*>(cos.data_ptr()) + place * head;
-      const float* s = static_cast<const float*>(sin.data_ptr()) + place * head;
-      prepare(static_cast<const float*>(k.data_ptr()) + pair * head, k_gain, c, s, h, query);
-      for (int64_t i = 0; i < head; ++i) put(key + place * head + i, query[i]);
-      const float* from = static_cast<const float*>(v.data_ptr()) + pair * head;
-      for (int64_t i = 0; i < head; ++i) put(value + place * head + i, from[i]);
-      for (int64_t n = r * h.heads + g * shared; n < r * h.heads + (g + 1) * shared; ++n) {
-        prepare(static_cast<const float*>(q.data_ptr()) + n * head, q_gain, c, s, h, query);
-        for (int64_t i = 0; i < head; ++i) query[i] *= scale;
-        attend_one<T>(query, key, value, static_cast<float*>(out.data_ptr()) + n * head, place + 1, head, scores);
-      }
+  room.resize(capacity + WIDTH + head);
+  float *query = room.data(), *scores = query + head;
+  for (int64_t pair = part; pair < rows * h.groups; pair += parts) {
+    const int64_t r = pair / h.groups, g = pair % h.groups, place = static_cast<const int64_t*>(places.data_ptr())[r];
+    const int64_t start = (static_cast<const int64_t*>(slots.data_ptr())[r] * h.groups + g) * capacity * head;
+    T *key = static_cast<T*>(keys.data_ptr()) + start, *value = static_cast<T*>(values.data_ptr()) + start;
+    const float* c = static_cast<const float*>(cos.data_ptr()) + place * head;
+    const float* s = static_cast<const float*>(sin.data_ptr()) + place * head;
+    prepare(k + pair * head, k_gain, c, s, h, query);
+    for (int64_t i = 0; i < head; ++i) put(key + place * head + i, query[i]);
+    for (int64_t i = 0; i < head; ++i) put(value + place * head + i, v[pair * head + i]);
+    for (int64_t n = r * h.heads + g * shared; n < r * h.heads + (g + 1) * shared; ++n) {
+      prepare(q + n * head, q_gain, c, s, h, query);
+      for (int64_t i = 0; i < head; ++i) query[i] *= scale;
+      attend_one<T>(query, key, value, out + n * head, place + 1, head, scores);
     }
   }
 }
+
+struct Layer {
+  const float *before, *between, *q_gain, *k_gain;
+  Matrix q, k, v, o, gate, up, down;
+};
 
 }  // namespace
 
@@ -333,42 +380,76 @@ Tensor decode_step(const Tensor& given, std::vector<Tensor> weights, std::vector
   const int64_t rows = given.size(0), width = given.size(1), inner = sizes[3];
   const Heads h{sizes[0], sizes[1], sizes[2], sizes[5] != 0, float(eps)};
   const int64_t queries = h.heads * h.head, groups = h.groups * h.head;
-  const int64_t outputs[] = {queries, groups, groups, width, inner, inner, width};
-  const int64_t inputs[] = {width, width, width, queries, width, width, inner};
   size_t next = 0, number = 0;
   auto gain = [&]() {
     const Tensor& t = weights[next++];
     return t.numel() ? static_cast<const float*>(t.data_ptr()) : nullptr;
   };
-  auto matrix = [&](int64_t out, int64_t in) {
+  auto matrix = [&](int64_t outputs, int64_t inputs) {
     const Tensor &stored = weights[next], &scale = weights[next + 1];
     next += 2;
-    return Matrix{&stored, &scale, gain(), bits[number++], out, in};
+    return Matrix{&stored, &scale, gain(), bits[number++], outputs, inputs};
   };
-  Tensor x = torch::stable::clone(given);
-  Tensor normal = torch::stable::new_empty(x, {rows, width}), mixed = torch::stable::new_empty(x, {rows, queries});
-  float *stream = static_cast<float*>(x.data_ptr()), *input = static_cast<float*>(normal.data_ptr());
-  auto add = [&](const Tensor& more) {
-    const float* from = static_cast<const float*>(more.data_ptr());
-    for (int64_t i = 0; i < rows * width; ++i) stream[i] += from[i];
-  };
-  for (size_t layer = 0; layer < keys.size(); ++layer) {
-    const float *before = gain(), *between = gain(), *q_gain = gain(), *k_gain = gain();
-    std::vector<Matrix> m;
-    for (int i = 0; i < 7; ++i) m.push_back(matrix(outputs[i], inputs[i]));
-    normalize(stream, before, input, rows, width, h.eps);
-    const std::vector<Tensor> qkv = multiply(normal, {m[0], m[1], m[2]});
-    auto attention = keys[layer].scalar_type() == ScalarType::Float ? attend<float> : attend<bfloat16>;
-    attention(qkv[0], qkv[1], qkv[2], q_gain, k_gain, keys[layer], values[layer], cos, sin,
-              static_cast<const int64_t*>(slots.data_ptr()), static_cast<const int64_t*>(places.data_ptr()), h, mixed);
-    add(multiply(mixed, {m[3]})[0]);
-    normalize(stream, between, input, rows, width, h.eps);
-    const std::vector<Tensor> wide = multiply(normal, {m[4], m[5]});
-    gated(static_cast<float*>(wide[0].data_ptr()), static_cast<const float*>(wide[1].data_ptr()), rows * inner);
-    add(multiply(wide[0], {m[6]})[0]);
+  std::vector<Layer> layers;
+  for (size_t i = 0; i < keys.size(); ++i)
+    layers.push_back({gain(), gain(), gain(), gain(), matrix(queries, width), matrix(groups, width),
+                      matrix(groups, width), matrix(width, queries), matrix(inner, width), matrix(inner, width),
+                      matrix(width, inner)});
+  const float* last = gain();
+  const Matrix head = matrix(sizes[4], width);
+  const bool full = keys[0].scalar_type() == ScalarType::Float;
+  const auto attention = full ? attend<float> : attend<bfloat16>;
+  const Tensor x = torch::stable::contiguous(given);
+  Tensor logits = torch::stable::new_empty(x, {rows, head.outputs});
+  // kept from call to call: fresh memory of this size costs as much time as what is done in it
+  static thread_local Floats kept[7];
+  auto &q = kept[0], &k = kept[1], &v = kept[2], &mixed = kept[3], &more = kept[4], &gate = kept[5], &up = kept[6];
+  const int64_t lengths[] = {queries, groups, groups, queries, width, inner, inner};
+  for (int i = 0; i < 7; ++i) kept[i].resize(rows * lengths[i]);
+  Team team;
+#pragma omp parallel
+  {
+    // Each thread has the whole of what is between the products: to do that twice takes less time than to wait.
+    int64_t part = 0, parts = 1;
+#ifdef _OPENMP
+    part = omp_get_thread_num();
+    parts = omp_get_num_threads();
+#pragma omp single
+    team.threads = parts;
+#endif
+    const float* start = static_cast<const float*>(x.data_ptr());
+    static thread_local Floats stream, normal, wide, room;
+    static thread_local Rounded rounded;
+    stream.assign(start, start + rows * width);
+    normal.resize(rows * width);
+    wide.resize(rows * inner);
+    auto product = [&](const Floats& from, std::initializer_list<Matrix> matrices,
+                       std::initializer_list<float*> outs) {
+      multiply(from, rows, matrices.begin(), outs.begin(), int(matrices.size()), rounded, part, parts);
+      team.wait();
+    };
+    auto add = [&] {
+      for (int64_t i = 0; i < rows * width; ++i) stream[i] += more[i];
+    };
+    for (size_t i = 0; i < layers.size(); ++i) {
+      const Layer& l = layers[i];
+      normalize(stream.data(), l.before, normal.data(), rows, width, h.eps);
+      product(normal, {l.q, l.k, l.v}, {q.data(), k.data(), v.data()});
+      attention(q.data(), k.data(), v.data(), l.q_gain, l.k_gain, keys[i], values[i], cos, sin, slots, places, h, room,
+                mixed.data(), part, parts);
+      team.wait();
+      product(mixed, {l.o}, {more.data()});
+      add();
+      normalize(stream.data(), l.between, normal.data(), rows, width, h.eps);
+      product(normal, {l.gate, l.up}, {gate.data(), up.data()});
+      gated(gate.data(), up.data(), wide.data(), rows * inner);
+      product(wide, {l.down}, {more.data()});
+      add();
+    }
+    normalize(stream.data(), last, normal.data(), rows, width, h.eps);
+    product(normal, {head}, {static_cast<float*>(logits.data_ptr())});
   }
-  normalize(stream, gain(), input, rows, width, h.eps);
-  return multiply(normal, {matrix(sizes[4], width)})[0];
+  return logits;
 }
 
 STABLE_TORCH_LIBRARY_IMPL(modicum, CPU, m) { m.impl("decode_step", TORCH_BOX(&decode_step)); }

@@ -236,4 +236,23 @@ Tensor quantized_linear(const Tensor& given, const Tensor& packed, const Tensor&
   return out;
 }
 
+// For decode_step.cpp: part `part` of `parts` of the same product, with a bias where that is not null. Each part rounds
+// the rows for itself.
+void quantized_share(const float* x, int64_t rows, int64_t inputs, const uint8_t* packed, const float* scale,
+                     int64_t groups, int64_t count, int64_t bits, int64_t outputs, float* out, const float* bias,
+                     int64_t part, int64_t parts) {
+  const int64_t blocks = (inputs + BLOCK - 1) / BLOCK, begin = count * part / parts, end = count * (part + 1) / parts;
+  Rounded rounded{std::vector<int8_t>(rows * blocks * BLOCK), std::vector<float>(rows * blocks),
+                  std::vector<int32_t>(rows * blocks)};
+  for (int64_t row = 0; row < rows; ++row)
+    round_row(x + row * inputs, inputs, blocks, rounded.values.data() + row * blocks * BLOCK,
+              rounded.scale.data() + row * blocks, rounded.sum.data() + row * blocks);
+  const Product product{rounded, packed, scale, out, blocks, groups, outputs};
+  for (int64_t first = begin; first < end; first += CHUNK)
+    run_panels(product, bits, rows, first, std::min(end, first + CHUNK));
+  if (bias)
+    for (int64_t row = 0; row < rows; ++row)
+      for (int64_t n = begin * LANES; n < std::min(outputs, end * LANES); ++n) out[row * outputs + n] += bias[n];
+}
+
 STABLE_TORCH_LIBRARY_IMPL(modicum, CPU, m) { m.impl("quantized_linear", TORCH_BOX(&quantized_linear)); }

@@ -1,0 +1,129 @@
+"""A step of decoding gives what a pass over the whole sequence gives, for every kind of model, and each row alone."""
+
+import pytest
+import torch
+
+from modicum.model.native import kernel_fault
+from modicum.model.packing import RoundedMatrix
+from modicum.model.quantized import install, matrix_names
+from modicum.model.slots import SlotCache, extend
+from modicum.model.stepper import make_step
+
+KINDS = [
+    {},
+    {"qk_norm": True},
+    {"rotary_layout": "interleaved"},
+    {"attention_bias": True, "mlp_bias": True},
+    {"tie_word_embeddings": False, "num_key_value_heads": 6},
+    {"num_key_value_heads": 1, "hidden_size": 60, "head_dim": 20, "intermediate_size": 37, "num_attention_heads": 3},
+]
+LENGTHS = [1, 30, 7, 18, 2]
+
+
+def fed(model, cache, ids_BT, lengths):
+    """Slots 0.. of the cache with so many tokens of each row; the next token of each, and its place."""
+    for slot, length in enumerate(lengths):
+        extend(model, ids_BT[slot : slot + 1, :length], cache, slot, 0)
+    places_R = torch.tensor(lengths)
+    return ids_BT[torch.arange(len(lengths)), places_R], torch.arange(len(lengths)), places_R
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("changes", KINDS, ids=str)
+@torch.inference_mode()
+def test_a_step_equals_a_pass_without_a_cache(tiny, lively, some_ids, changes, compiled):
+    model = lively(tiny(**changes))
+    cache, ids = SlotCache(model.config, 5, 40), some_ids(5, 40)
+    step = make_step(model, cache, compiled=compiled)
+    ids_R, slots_R, places_R = fed(model, cache, ids, LENGTHS)
+    for _ in range(3):
+        found = step(ids_R, slots_R, places_R, int(places_R.max()) + 1)
+        for row, place in enumerate(places_R.tolist()):
+            torch.testing.assert_close(found[row], model(ids[row : row + 1, : place + 1])[0, -1], atol=2e-4, rtol=2e-4)
+        places_R = places_R + 1
+        ids_R = ids[slots_R, places_R]
+
+
+@torch.inference_mode()
+def test_a_pass_over_a_prompt_in_pieces_is_a_pass_over_all_of_it(tiny, lively, some_ids):
+    model, ids = lively(tiny()), some_ids(1, 40)
+    cache = SlotCache(model.config, 2, 40)
+    pieces = [extend(model, ids[:, a:b], cache, 1, a) for a, b in ((0, 7), (7, 8), (8, 40))]
+    torch.testing.assert_close(torch.cat(pieces, 1), model.hidden(ids), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.inference_mode()
+def test_a_row_gives_the_same_bits_whoever_shares_its_step(tiny, lively, some_ids, dtype):
+    if kernel_fault() is not None:
+        return  # promised only where the kernel is
+    model = lively(tiny()).to(dtype)
+    cache, ids = SlotCache(model.config, 9, 40, dtype=dtype), some_ids(9, 40)
+    step = make_step(model, cache, compiled=True)
+    ids_R, slots_R, places_R = fed(model, cache, ids, [12, 3, 30, 1, 7, 7, 22, 39, 5])
+    alone = torch.cat([step(ids_R[i : i + 1], slots_R[i : i + 1], places_R[i : i + 1], 40) for i in range(9)])
+    for rows in ([0, 1], [2, 1, 0], [4, 3, 8, 5], [8, 7, 6, 5, 4, 3, 2, 1, 0]):
+        index = torch.tensor(rows)
+        assert torch.equal(step(ids_R[index], slots_R[index], places_R[index], 40), alone[index])
+
+
+@torch.inference_mode()
+def test_a_bfloat16_step_is_as_near_to_float32_as_a_bfloat16_pass(tiny, lively, some_ids):
+    model, ids = lively(tiny()), some_ids(5, 40)
+    exact = torch.stack([model(ids[i : i + 1, : n + 1])[0, -1] for i, n in enumerate(LENGTHS)])
+    half = lively(tiny()).bfloat16()
+    passed = torch.stack([half(ids[i : i + 1, : n + 1])[0, -1].float() for i, n in enumerate(LENGTHS)])
+    cache = SlotCache(half.config, 5, 40, dtype=torch.bfloat16)
+    found = make_step(half, cache, compiled=True)(*fed(half, cache, ids, LENGTHS), 40)
+    assert found.dtype == torch.float32
+    assert (found - exact).square().mean() < 1.2 * (passed - exact).square().mean()
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@torch.inference_mode()
+def test_rounded_matrices_are_multiplied_as_their_modules_do(tiny, lively, some_ids, bias):
+    model = lively(tiny(attention_bias=bias))
+    draw = torch.Generator().manual_seed(3)
+    for name in matrix_names(model):
+        shape = model.get_submodule(name).weight.shape
+        bits = 8 if "embed" in name or "mlp" in name else 4
+        half = 1 << (bits - 1)
+        values = torch.randint(-half, half, shape, generator=draw, dtype=torch.int8)
+        scale = 0.8 / half / shape[1] ** 0.5
+        install(model, name, RoundedMatrix(values, torch.full((shape[0], 1), scale), bits))
+    cache, ids = SlotCache(model.config, 5, 40), some_ids(5, 40)
+    fast, plain = (make_step(model, cache, compiled=compiled) for compiled in (True, False))
+    given = fed(model, cache, ids, LENGTHS)
+    torch.testing.assert_close(fast(*given, 40), plain(*given, 40), atol=0.02, rtol=0.02)
+
+
+@torch.inference_mode()
+def test_a_part_that_the_kernel_does_not_know_is_called_itself(tiny, lively, some_ids):
+    """An adapter, say, which adds to what the matrix gives."""
+    model = lively(tiny())
+
+    class Doubled(type(model.model.layers[0].mlp.up_proj)):
+        def forward(self, input):
+            return 2 * super().forward(input)
+
+    model.model.layers[1].mlp.up_proj.__class__ = Doubled
+    cache, ids = SlotCache(model.config, 5, 40), some_ids(5, 40)
+    found = make_step(model, cache, compiled=True)(*fed(model, cache, ids, LENGTHS), 40)
+    for row, length in enumerate(LENGTHS):
+        torch.testing.assert_close(found[row], model(ids[row : row + 1, : length + 1])[0, -1], atol=1e-4, rtol=1e-4)
+
+
+@torch.inference_mode()
+def test_a_slot_given_to_another_has_the_same_tokens_there(tiny, lively, some_ids):
+    model, ids = lively(tiny()), some_ids(1, 40)
+    cache = SlotCache(model.config, 3, 40)
+    extend(model, ids[:, :20], cache, 2, 0)
+    cache.copy(2, 0, 15)
+    found = extend(model, ids[:, 15:], cache, 0, 15)
+    torch.testing.assert_close(found, model.hidden(ids)[:, 15:], atol=1e-4, rtol=1e-4)
+
+
+def test_a_cache_takes_the_memory_it_says(tiny):
+    cache = SlotCache(tiny(), 3, 40, dtype=torch.bfloat16)
+    taken = sum(t.numel() * t.itemsize for t in (*cache.keys, *cache.values))
+    assert SlotCache.bytes(tiny(), 3, 40, torch.bfloat16) == taken
