@@ -65,3 +65,30 @@ def test_lists_become_tuples_so_that_a_request_never_changes():
 def test_temperature_0_top_p_0_and_top_k_1_leave_one_choice(settings):
     assert SamplingParams(**settings).greedy
     assert not SamplingParams().greedy
+
+
+@pytest.mark.parametrize("name", ["frequency_penalty", "presence_penalty"])
+@pytest.mark.parametrize("value", [-2.1, 2.1, math.nan, "1"])
+def test_a_penalty_of_the_answer_is_from_minus_two_to_two(name, value):
+    with pytest.raises(UserError, match=rf"^{name}: expected a number from -2 to 2"):
+        SamplingParams(**{name: value})
+
+
+@pytest.mark.parametrize("value", [-1, 65, 1.0, True])
+def test_the_number_of_alternatives_is_bounded(value):
+    with pytest.raises(UserError, match=r"^top_logprobs: expected a whole number from 0 to 64"):
+        SamplingParams(top_logprobs=value)
+
+
+@pytest.mark.parametrize("bias", [[3], {-1: 1.0}, {"3": 1.0}, {3: math.inf}, {3: 1e7}, {3: "1"}])
+def test_a_bias_that_is_no_number_of_an_id_is_refused(bias):
+    with pytest.raises(UserError, match=r"^logit_bias: expected token ids"):
+        SamplingParams(logit_bias=bias)
+
+
+def test_a_bias_is_copied_and_parameters_can_still_be_keys():
+    bias = {3: 1.0}
+    params = SamplingParams(logit_bias=bias)
+    bias[4] = 2.0
+    assert params.logit_bias == {3: 1.0}
+    assert hash(params) == hash(SamplingParams(logit_bias={3: 1.0}))
