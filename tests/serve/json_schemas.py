@@ -37,9 +37,7 @@ LEAVES = st.one_of(
     st.just({"type": "boolean"}),
     st.just({"type": "null"}),
     st.just({"type": ["boolean", "null"]}),
-    st.builds(
-        lambda values: {"enum": values}, st.lists(st.one_of(WORDS, st.integers(), st.none()), min_size=1, max_size=4)
-    ),
+    st.builds(lambda values: {"enum": values}, st.lists(WORDS | st.integers() | st.none(), min_size=1, max_size=4)),
     st.builds(lambda value: {"const": value}, st.one_of(WORDS, st.booleans(), st.lists(st.integers(0, 9), max_size=2))),
 )
 
@@ -61,7 +59,8 @@ def _objects(draw, values):
     schema = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
     if draw(st.booleans()):
         schema["additionalProperties"] = {"type": "boolean"}
-        schema["maxProperties"] = len(properties) + 2
+        if len(required) == len(properties):
+            schema["maxProperties"] = len(properties) + 2
     return schema
 
 

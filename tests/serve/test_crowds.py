@@ -1,8 +1,13 @@
 """Many at once, and those who go away: no slot is lost, nobody waits for ever, and a full house says when to return."""
 
 import concurrent.futures
+import gc
+import json
+import random
 import threading
 import time
+from collections import Counter
+from pathlib import Path
 
 import openai
 import pytest
@@ -114,3 +119,41 @@ def test_a_crowd_that_asks_leaves_and_errs_leaks_nothing(server, endless):
     numbers = server.engine.numbers()
     assert numbers.requests == numbers.finished + numbers.cancelled + numbers.failed
     assert numbers.failed == 0
+
+
+@pytest.mark.slow
+def test_a_day_of_such_crowds_takes_no_memory(server, endless):
+    """Answers, streams left early, bad bodies and full queues, at random: after the first third nothing grows."""
+
+    def one(number):
+        dice = random.Random(number)
+        messages = [{"role": "user", "content": "x" * dice.randint(1, 300)}]
+        asked = ASK | {"max_tokens": dice.randint(1, 12), "seed": number, "messages": messages}
+        with server.http() as http:
+            kind = dice.random()
+            if kind < 0.5:
+                response = http.post("/v1/chat/completions", json=asked | {"n": dice.choice([1, 1, 8])})
+                statuses.append(response.status_code)
+            elif kind < 0.8:
+                with http.stream("POST", "/v1/chat/completions", json=endless | {"stream": True}) as response:
+                    statuses.append(response.status_code)
+                    if response.status_code == 200:
+                        for _, _ in zip(response.iter_lines(), range(dice.randint(0, 9)), strict=False):
+                            pass
+            else:
+                body = dice.choice([b"{", b"[]", b'{"model": "nano"}', json.dumps(asked | {"n": -1}).encode()])
+                headers = {"Content-Type": "application/json"}
+                statuses.append(http.post("/v1/chat/completions", content=body, headers=headers).status_code)
+
+    statuses, sizes = [], []
+    with concurrent.futures.ThreadPoolExecutor(12) as pool:
+        for start in range(0, 3000, 500):
+            list(pool.map(one, range(start, start + 500)))
+            server.wait_until_idle()
+            gc.collect()
+            sizes.append(int(Path("/proc/self/statm").read_text().split()[1]))
+    print(Counter(statuses), sizes)
+    assert set(statuses) == {200, 400, 503}
+    numbers = server.engine.numbers()
+    assert numbers.requests == numbers.finished + numbers.cancelled + numbers.failed
+    assert max(sizes[2:]) <= 1.05 * sizes[1]

@@ -26,7 +26,9 @@ from modicum.serve.service import Served, Service
 
 PAGE = Path(__file__).with_name("page")
 _REFUSED: dict[int | str, dict[str, Any]] = {"default": {"model": ErrorBody, "description": "A refusal"}}
-_STREAM: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
+# of each event; its data is an object like that of a whole answer, a refusal, or [DONE]
+_EVENT = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
+_STREAM: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {"schema": _EVENT}}}}
 
 
 @dataclass(frozen=True)
