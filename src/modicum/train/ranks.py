@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from modicum.store import UserError
+from modicum.train.rendezvous import meet
 from modicum.train.stop import Interrupted
 
 T = TypeVar("T")
@@ -121,9 +122,11 @@ def joined() -> Iterator[Ranks]:
     local = int(os.environ["LOCAL_RANK"])
     if local < torch.cuda.device_count():
         torch.cuda.set_device(local)
-    dist.init_process_group()  # gloo for what lies on a CPU, nccl for what lies on CUDA devices
+    store, rank, world_size = meet()
+    # gloo for what lies on a CPU, nccl for what lies on CUDA devices
+    dist.init_process_group(store=store, rank=rank, world_size=world_size)
     control: Any = dist.new_group(backend="gloo", timeout=_PATIENCE)
-    ranks = Ranks(dist.get_rank(), dist.get_world_size(), local, control)
+    ranks = Ranks(rank, world_size, local, control)
     try:
         yield ranks
     except RuntimeError as error:
