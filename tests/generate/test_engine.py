@@ -261,3 +261,17 @@ def test_any_schedule_gives_each_the_answer_it_gives_alone(generator, prompts, d
     engine.close()
     assert engine._decoding.free == decoding_slots
     assert [t.data_ptr() for t in engine._decoding._cache.keys] == before
+
+
+def test_slots_that_do_not_fit_into_memory_are_refused_before_it_is_taken(generator, monkeypatch):
+    monkeypatch.setattr("modicum.generate.engine.free_memory", lambda: 10**6)
+    Engine(generator, slots=2, compiled=False)
+    with pytest.raises(UserError, match="100 slots of 64 tokens take"):
+        Engine(generator, slots=100, compiled=False)
+
+
+def test_closing_what_was_never_started_leaves_nobody_waiting(generator):
+    engine = Engine(generator, slots=1, compiled=False)
+    ticket = engine.submit([30], GREEDY)
+    engine.close()
+    assert [chunk.finish_reason for chunk in ticket] == ["cancelled"]

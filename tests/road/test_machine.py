@@ -3,6 +3,7 @@
 import os
 
 from modicum.road import machine
+from modicum.store import memory
 
 
 def test_the_machine_is_described_in_one_line():
@@ -17,13 +18,13 @@ def test_the_machine_is_described_in_one_line():
 
 def test_a_containers_limit_counts_when_it_is_below_the_machines(tmp_path, monkeypatch):
     limit = tmp_path / "memory.max"
-    monkeypatch.setattr(machine, "_CGROUP_LIMITS", (limit,))
-    whole = machine.memory_limit()
+    monkeypatch.setattr(memory, "_CGROUP_LIMITS", (limit,))
+    whole = memory.memory_limit()
     limit.write_text("1000000000\n")
-    assert machine.memory_limit() == 10**9
-    assert machine.free_memory() <= 10**9
+    assert memory.memory_limit() == 10**9
+    assert memory.free_memory() <= 10**9
     limit.write_text("max\n")
-    assert machine.memory_limit() == whole
+    assert memory.memory_limit() == whole
 
 
 def test_the_disk_of_a_folder_that_is_not_there_yet_is_its_parents(tmp_path):

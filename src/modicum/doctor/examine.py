@@ -16,9 +16,8 @@ from modicum.doctor.learning import NANO, overfit, untrained_loss
 from modicum.doctor.machine import device_here, examine_machine
 from modicum.model import Decoder, ModelConfig
 from modicum.recipe import Recipe, load_recipe
-from modicum.road.machine import free_memory
 from modicum.road.start import check_start, model_config
-from modicum.store import UserError
+from modicum.store import UserError, free_memory
 from modicum.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 
 # A probe holds a model's fp32 weights and little more; it should not crowd out what else runs here.
@@ -91,7 +90,8 @@ def examine_checkpoint(path: Path) -> Iterator[Finding]:
     findings = check_files(path)
     yield from findings
     if all(finding.outcome != "failed" for finding in findings):
-        yield from probe_all(load_checkpoint(path, verify=False).model(device=device_here()))
+        # rounded activations may fall to either side of a step, which would hide what the probes look for
+        yield from probe_all(load_checkpoint(path, verify=False).model(device=device_here(), widened=True))
     else:
         yield Finding("model", "told", "not probed, because the files are not in order")
 

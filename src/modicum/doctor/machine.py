@@ -7,8 +7,9 @@ from pathlib import Path
 import torch
 
 from modicum.doctor.finding import Finding, judged
-from modicum.road.machine import describe_machine, free_disk, free_memory, memory_limit
+from modicum.road.machine import describe_machine, free_disk
 from modicum.road.words import size, three_figures
+from modicum.store import free_memory, memory_limit
 from modicum.train.allocator import keep_freed_memory
 from modicum.train.compiler import compiler_fault
 from modicum.train.machine import Wishes, choose, has_fast_bfloat16

@@ -12,6 +12,9 @@ from modicum.generate.decoding import Decoding, Request
 from modicum.generate.generator import Generator, evaluation_mode
 from modicum.generate.params import SamplingParams
 from modicum.generate.ticket import QueueFull, Ticket
+from modicum.model import Decoder
+from modicum.model.slots import SlotCache
+from modicum.store import UserError, free_memory
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,10 @@ class Engine:
     """Serves one generator's model from a thread of its own, up to `slots` requests at once, others in a queue.
 
     context: tokens of one slot, by default the model's. max_queue: requests that may wait. prefill_chunk: prompt tokens
-    between two steps of those that are already answering. compiled: decode through torch.compile.
+    between two steps of those that are already answering. compiled: decode by the kernel that is made for this
+    processor, elsewhere through torch.compile; without it everything is ready at once, and slower.
+    All memory is taken here; UserError when there is not enough. Greedy answers of a float32 model do not depend on who
+    else is answering: on a CPU with the kernel bit for bit, but for what is taken over from another prompt's pieces.
     """
 
     def __init__(
@@ -56,6 +62,7 @@ class Engine:
     ) -> None:
         self._generator, self._max_queue = generator, max_queue
         self._context = min(context or generator.context, generator.context)
+        _check_memory(generator.model, slots, self._context)
         self._decoding = Decoding(
             generator.model,
             generator.never,
@@ -117,6 +124,10 @@ class Engine:
             self._changed.notify_all()
         if self._thread.is_alive():
             self._thread.join()
+        while self._queue:  # it was never started
+            ticket = self._queue.popleft()
+            ticket.request.answer.finish("cancelled")
+            self._deliver(ticket)
 
     def numbers(self) -> EngineNumbers:
         """How it stands now."""
@@ -191,3 +202,15 @@ class Engine:
             fault = RuntimeError("the engine has failed")
             fault.__cause__ = error
             ticket.deliver(fault)
+
+
+def _check_memory(model: Decoder, slots: int, capacity: int) -> None:
+    """UserError when the slots do not fit beside the model."""
+    weight = model.model.norm.weight
+    needed = SlotCache.bytes(model.config, slots, capacity, weight.dtype)
+    free = torch.cuda.mem_get_info(weight.device)[0] if weight.device.type == "cuda" else free_memory()
+    if needed > free:
+        raise UserError(
+            f"{slots} slots of {capacity} tokens take {needed / 1e9:.2f} GB of memory, and {free / 1e9:.2f} GB are "
+            "free; take fewer slots or a smaller context"
+        )

@@ -5,11 +5,10 @@ from dataclasses import replace
 import torch
 
 from modicum.road.disk import Disk
-from modicum.road.machine import memory_limit
 from modicum.road.memory import Memory
 from modicum.road.words import size
 from modicum.road.works import TrainingWork
-from modicum.store import UserError
+from modicum.store import UserError, memory_limit
 
 
 def least_memory(memory: Memory) -> Memory:

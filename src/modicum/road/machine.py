@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from modicum.road.words import size
-from modicum.store import processor_name
-
-_CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+from modicum.store import memory_limit, processor_name
 
 
 @dataclass(frozen=True)
@@ -49,27 +47,6 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def memory_limit() -> int:
-    """Bytes of memory that this machine, or the container around the process, has in all."""
-    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    for path in _CGROUP_LIMITS:
-        text = path.read_text("ascii").strip() if path.is_file() else ""
-        if text.isdecimal():
-            return min(physical, int(text))
-    return physical
-
-
-def free_memory() -> int:
-    """Bytes that a new process could have now; where the system does not say, all there are."""
-    limit = memory_limit()
-    meminfo = Path("/proc/meminfo")
-    if meminfo.is_file():
-        for line in meminfo.read_text("ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return min(limit, int(line.split()[1]) * 1024)
-    return limit
 
 
 def free_disk(path: Path) -> int:

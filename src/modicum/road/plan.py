@@ -17,8 +17,6 @@ from modicum.road.machine import (
     bytes_below,
     describe_machine,
     free_disk,
-    free_memory,
-    memory_limit,
     usable_cores,
 )
 from modicum.road.memory import Memory, expected_memory, rows_to_try
@@ -29,6 +27,7 @@ from modicum.road.timing import StagePlan, stage_plans
 from modicum.road.trial import Trial, try_updates
 from modicum.road.words import three_figures
 from modicum.road.works import TrainingWork, training_works
+from modicum.store import free_memory, memory_limit
 
 _IDLE_LOAD = 0.75  # a core; above it a trial shares the machine with others
 

@@ -16,6 +16,7 @@ from modicum.store.fingerprint import Fingerprints
 from modicum.store.hashes import hash_file, hash_json, hash_tree
 from modicum.store.lock import run_lock
 from modicum.store.manifest import verify_manifest, write_manifest
+from modicum.store.memory import free_memory, memory_limit
 from modicum.store.processor import processor_flags, processor_name
 from modicum.store.run import RunDirectory
 from modicum.store.stage import Stage, StageManifest, peak_memory_bytes
@@ -27,9 +28,11 @@ __all__ = [
     "StageManifest",
     "UserError",
     "atomic_directory",
+    "free_memory",
     "hash_file",
     "hash_json",
     "hash_tree",
+    "memory_limit",
     "peak_memory_bytes",
     "processor_flags",
     "processor_name",
