@@ -68,6 +68,12 @@ def test_a_loaded_model_is_the_rounded_one_bit_for_bit(round_and_save, tokenizer
     assert not any(p.requires_grad for p in loaded.model().parameters())
 
 
+def test_widened_it_has_full_matrices_of_the_same_numbers(round_and_save, tokenizer):
+    folder, _, wide = round_and_save("mixed")
+    ids = torch.randint(0, tokenizer.vocab_size, (1, 9), generator=torch.Generator().manual_seed(0))
+    assert torch.equal(load_checkpoint(folder).model(widened=True)(ids), wide(ids))
+
+
 def test_it_cannot_be_trained_on_or_exported(round_and_save):
     folder, _, _ = round_and_save("mixed")
     loaded = load_checkpoint(folder)

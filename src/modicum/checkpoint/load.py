@@ -63,20 +63,27 @@ class Checkpoint:
             return None
         return TrainingState(_read_tensors(self.path / OPTIMIZER), _read_json(self.path / STATE))
 
-    def model(self, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Decoder:
+    def model(
+        self, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu", widened: bool = False
+    ) -> Decoder:
         """The decoder with these weights, ready to be asked (in evaluation mode). Each call makes a new one.
 
-        Rounded ones stay so, in modules of their own, and nothing of such a model takes a gradient.
+        Rounded ones stay so, in modules of their own, and nothing of such a model takes a gradient. Those round what
+        they multiply too; widened: with full matrices of the same numbers instead, whose products are exact.
         """
         with torch.device("meta"):
             model = Decoder(self.config)
         shapes = _shapes(self.config)
+        stored = dict(self.tensors)
         for name, bits in self.rounded.items():
             matrix = read_matrix(self.tensors, name, bits, shapes[f"{name}.weight"][1])
+            if widened:
+                stored[f"{name}.weight"] = matrix.wide()
+                continue
             moved = RoundedMatrix(matrix.values.to(device), matrix.scale.to(device), bits)
             install(model, name, moved, dtype=dtype)
         kept = model.state_dict().keys()
-        weights = {name: self.tensors[name].to(device=device, dtype=dtype, copy=True) for name in kept}
+        weights = {name: stored[name].to(device=device, dtype=dtype, copy=True) for name in kept}
         model.load_state_dict(weights, assign=True)
         return model.requires_grad_(not self.rounded).eval()
 
