@@ -1,5 +1,6 @@
 """Many at once, and those who go away: no slot is lost, nobody waits for ever, and a full house says when to return."""
 
+import asyncio
 import concurrent.futures
 import gc
 import json
@@ -11,6 +12,9 @@ from pathlib import Path
 
 import openai
 import pytest
+from starlette.requests import ClientDisconnect
+
+from modicum.serve.answers import EventStream
 
 ASK = {"model": "nano", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 900, "seed": 1}
 
@@ -46,6 +50,29 @@ def test_a_client_that_gives_up_waiting_frees_its_slot(server, endless):
         client.with_options(timeout=0.15).chat.completions.create(**endless | {"n": 3})
     server.wait_until_idle(3)
     assert server.engine.numbers().cancelled == cancelled + 3
+
+
+def test_an_answer_that_nobody_began_to_read_is_cancelled():
+    """The client is gone before the first byte could be sent: the events are never asked for."""
+    cancelled = []
+
+    class Nobodys:
+        def cancel(self):
+            cancelled.append(True)
+
+    async def events():
+        yield {}
+
+    async def send(_):
+        raise OSError("gone")
+
+    async def receive():
+        await asyncio.sleep(60)
+
+    scope = {"type": "http", "asgi": {"spec_version": "2.4"}}
+    with pytest.raises(ClientDisconnect):
+        asyncio.run(EventStream(events(), Nobodys())(scope, receive, send))
+    assert cancelled
 
 
 def test_a_full_queue_says_when_to_come_back(start, endless):

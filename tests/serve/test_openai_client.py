@@ -97,7 +97,9 @@ def test_max_completion_tokens_counts_and_is_clamped_to_the_room_left(chat, gene
     assert chat(GREEDY | {"max_completion_tokens": 3, "max_tokens": 9}).usage.completion_tokens == 3
     # the end of an answer is made impossible
     forbidden = {str(i): -100 for i in generator.stop_ids}
-    result = chat(GREEDY | {"max_tokens": 10**9, "logit_bias": forbidden})
+    long = [{"role": "user", "content": "12 " * 450}]
+    result = chat(GREEDY | {"messages": long, "max_tokens": 10**9, "logit_bias": forbidden})
+    assert 50 < result.usage.completion_tokens < 500
     assert result.usage.total_tokens == generator.context
     assert result.finish_reasons == {0: "length"}
 
@@ -142,6 +144,14 @@ def test_a_completion_goes_on_from_its_prompt(complete, generator):
     assert result.texts == dict.fromkeys(range(4), answer.text)
     assert result.usage.prompt_tokens == 2 * len(ids)
     assert result.usage.completion_tokens == 4 * len(answer.ids)
+
+
+def test_edges_of_the_sampling_fields_are_answers_too(chat, complete, expected):
+    greedy, _ = expected(QUESTION["messages"], temperature=0, max_new_tokens=5)
+    assert chat(QUESTION | {"top_p": 0, "max_tokens": 5}).texts == {0: greedy.text}
+    assert chat(QUESTION | {"extra_body": {"top_k": 1}, "max_tokens": 5}).texts == {0: greedy.text}
+    assert chat(QUESTION | {"extra_body": {"top_k": 10**6}, "seed": -1, "max_tokens": 5}).finishes == {0: 1}
+    assert complete({"prompt": "", "max_tokens": 2}).usage.prompt_tokens == 1
 
 
 def test_a_completions_logprobs_have_the_old_shape(client, generator):

@@ -46,8 +46,8 @@ CHECKER = jsonschema.FormatChecker(["date", "uuid", "ipv4", "email"])
 
 
 def test_finished_answers_are_valid(server):
-    ended = check(server, 12)
-    assert ended["stop"] >= 12
+    ended = check(server, 8)
+    assert ended["stop"] >= 8
 
 
 @pytest.mark.slow

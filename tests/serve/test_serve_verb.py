@@ -83,6 +83,15 @@ def test_sigterm_lets_an_answer_come_to_its_end_and_the_log_holds_no_prompts(che
     assert "the-key" not in output + log
 
 
+@pytest.mark.parametrize("missing", ["fastapi", "llguidance"])
+def test_what_is_not_installed_is_named_with_the_way_to_get_it(missing):
+    script = f"import sys; sys.modules['{missing}'] = None; sys.argv = ['modicum', 'serve', 'x']; "
+    script += "from modicum.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.strip() == f"error: serving needs {missing}: pip install 'modicum[serve]'"
+
+
 def test_prompts_are_logged_when_that_is_asked_for(start, caplog):
     caplog.set_level("INFO")
     for wanted in (False, True):
