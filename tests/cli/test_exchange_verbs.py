@@ -114,7 +114,7 @@ def test_a_limit_on_the_divergence_refuses_with_status_2(checkpoint, tmp_path):
 def test_a_number_type_is_a_gguf_files_alone(checkpoint, tmp_path):
     answer = modicum("export", checkpoint, "--to", "cyberslm", "--quant", "q8_0", "--out", tmp_path / "theirs")
     assert answer.returncode == 2
-    assert "--quant: only" in answer.stderr
+    assert "--quant q8_0: only GGUF and ONNX files have number types" in answer.stderr
 
 
 def test_a_model_goes_out_for_transformers(checkpoint, tmp_path):
@@ -127,3 +127,23 @@ def test_a_model_goes_out_for_transformers(checkpoint, tmp_path):
     answer = modicum("export", checkpoint, "--to", "gguf", "--dtype", "bf16", "--out", tmp_path / "more")
     assert answer.returncode == 2
     assert "only a Hugging Face model has them" in answer.stderr
+
+
+def test_a_model_goes_out_for_onnxruntime(checkpoint, tmp_path):
+    out = modicum("export", checkpoint, "--to", "onnx", "--out", tmp_path / "theirs")
+    assert out.returncode == 0, out.stderr
+    for line in (
+        "for onnxruntime:",
+        "64 tokens with a cache",
+        "in a batch padded on the left",
+        "10,000 texts (Unicode 3.2.0) with the same ids",
+        "top-1 agreement",
+        "greedy continuations of 60 tokens the same to the end",
+        "to load",
+        "bits per byte",
+        f"written: {tmp_path / 'theirs' / 'onnx' / 'model.onnx'}",
+    ):
+        assert line in out.stdout, line
+    answer = modicum("export", checkpoint, "--to", "onnx", "--quant", "q8_0", "--out", tmp_path / "more")
+    assert answer.returncode == 2
+    assert "--to onnx: fp32, fp16, int8" in answer.stderr

@@ -9,7 +9,7 @@ import torch
 from sentencepiece import SentencePieceTrainer
 from transformers import AutoModelForCausalLM
 
-from modicum.exchange import gguf_gate, gguf_quality
+from modicum.exchange import gguf_gate, gguf_quality, onnx_gate
 from modicum.exchange.gguf_texts import agreed_texts
 from modicum.tokenizer import train_tokenizer
 
@@ -86,8 +86,9 @@ def said_by_transformers():
 
 @pytest.fixture
 def brief_gate(monkeypatch):
-    """The gate of GGUF files with fewer texts and shorter samples; one test runs it as it is."""
-    monkeypatch.setattr(gguf_gate, "agreed_texts", lambda tokenizer: agreed_texts(tokenizer, 200))
-    monkeypatch.setattr(gguf_gate, "STEPS", 8)
+    """The gates of other runtimes with fewer texts and shorter samples; one test each runs them as they are."""
+    for gate in (gguf_gate, onnx_gate):
+        monkeypatch.setattr(gate, "agreed_texts", lambda tokenizer: agreed_texts(tokenizer, 200))
+        monkeypatch.setattr(gate, "STEPS", 8)
     monkeypatch.setattr(gguf_quality, "TEXTS", 6)
     monkeypatch.setattr(gguf_quality, "TOKENS", 12)

@@ -4,14 +4,14 @@ import json
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from modicum.cli.app import verb
 
 if TYPE_CHECKING:
-    from modicum.exchange import Dtype, Limits, Quant
+    from modicum.exchange import Dtype, Limits, OnnxQuant, Quant
 
 
 class TargetName(StrEnum):
@@ -19,6 +19,7 @@ class TargetName(StrEnum):
 
     HF = "hf"
     GGUF = "gguf"
+    ONNX = "onnx"
     CYBERSLM = "cyberslm"
 
 
@@ -31,8 +32,11 @@ class DtypeName(StrEnum):
 
 
 class QuantName(StrEnum):
-    """The number types of a GGUF file."""
+    """The number types of a GGUF file, from f32 to q4_0, and of an ONNX one."""
 
+    FP32 = "fp32"
+    FP16 = "fp16"
+    INT8 = "int8"
     F32 = "f32"
     F16 = "f16"
     BF16 = "bf16"
@@ -51,12 +55,17 @@ def export(
     to: Annotated[
         TargetName,
         typer.Option(
-            help="hf: a folder to hand on, with a model card; gguf: one file for llama.cpp; cyberslm: model.pt, "
-            "config.json, tokenizer."
+            help="hf: a folder to hand on, with a model card; gguf: one file for llama.cpp; onnx: for onnxruntime, in "
+            "a browser too; cyberslm: model.pt, config.json, tokenizer."
         ),
     ],
     out: Annotated[Path, typer.Option(metavar="DIR", help="The folder to write, a new one.")],
-    quant: Annotated[QuantName | None, typer.Option(help="The number type of a GGUF file's matrices; f32.")] = None,
+    quant: Annotated[
+        QuantName | None,
+        typer.Option(
+            help="The number type of matrices in a GGUF file (f32 to q4_0) or an ONNX one (fp32, fp16, int8)."
+        ),
+    ] = None,
     dtype: Annotated[DtypeName | None, typer.Option(help="The number type of a Hugging Face model; fp32.")] = None,
     max_shard_size: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Hugging Face: the largest file of weights, as 200MB; 5GB.")
@@ -73,13 +82,14 @@ def export(
     """Write a checkpoint for other tools, when it is proven to say there what it says here.
 
     What the target has no word for is refused by name, and nothing is written. A checkpoint is a Hugging Face model as
-    it lies; --to hf makes the folder to hand on. A GGUF file is run by llama.cpp itself before it gets its name: pip
-    install 'modicum[gguf]'.
+    it lies; --to hf makes the folder to hand on. A GGUF file is run by llama.cpp itself before it gets its name (pip
+    install 'modicum[gguf]'), an ONNX file by onnxruntime (pip install 'modicum[onnx]').
     """
     from modicum.store import UserError
 
-    if quant is not None and to is not TargetName.GGUF:
-        raise UserError("--quant: only a GGUF file has it (--to gguf)")
+    if quant is not None and quant.value not in _QUANTS.get(to, ()):
+        having = ", ".join(f"--to {name}: {', '.join(kinds)}" for name, kinds in _QUANTS.items())
+        raise UserError(f"--quant {quant.value}: only GGUF and ONNX files have number types to choose from ({having})")
     if (dtype is not None or max_shard_size is not None) and to is not TargetName.HF:
         raise UserError("--dtype and --max-shard-size: only a Hugging Face model has them (--to hf)")
     if max_kl is not None and to is TargetName.CYBERSLM:
@@ -87,7 +97,9 @@ def export(
     if max_kl is not None and not 0 < max_kl <= 100:
         raise UserError(f"--max-kl {max_kl:g}: expected a number of nats above 0, such as 0.01")
     if to is TargetName.GGUF:
-        report, lines = _gguf(checkpoint, out, (quant or QuantName.F32).value, max_kl)
+        report, lines = _gguf(checkpoint, out, cast("Quant", (quant or QuantName.F32).value), max_kl)
+    elif to is TargetName.ONNX:
+        report, lines = _onnx(checkpoint, out, cast("OnnxQuant", (quant or QuantName.FP32).value), max_kl)
     elif to is TargetName.HF:
         report, lines = _hf(checkpoint, out, (dtype or DtypeName.FP32).value, max_shard_size, max_kl)
     else:
@@ -98,6 +110,11 @@ def export(
     print("\n".join(lines))
 
 
+_ONNX = (QuantName.FP32, QuantName.FP16, QuantName.INT8)
+_QUANTS = {
+    TargetName.GGUF: tuple(name.value for name in QuantName if name not in _ONNX),
+    TargetName.ONNX: tuple(name.value for name in _ONNX),
+}
 _Told = tuple[dict[str, Any], list[str]]  # the report as data, and as lines
 
 
@@ -148,4 +165,19 @@ def _gguf(checkpoint: Path, out: Path, quant: "Quant", max_kl: float | None) -> 
         f"{checkpoint} for llama.cpp: {report.parameters:,} parameters as {quant}",
         *gguf_lines(report),
         f"written: {out / report.file}, {out / 'parity.json'}",
+    ]
+
+
+def _onnx(checkpoint: Path, out: Path, quant: "OnnxQuant", max_kl: float | None) -> _Told:
+    from modicum.cli.parity_table import onnx_lines
+    from modicum.cli.progress import TerminalListener
+    from modicum.exchange import ONNX_LIMITS, export_onnx
+
+    limits = _limits(ONNX_LIMITS[quant], max_kl)
+    with TerminalListener() as listener:
+        report = export_onnx(checkpoint, quant=quant, out=out, limits=limits, progress=listener.say)
+    return report.to_dict(), [
+        f"{checkpoint} for onnxruntime: {report.parameters:,} parameters as {quant}",
+        *onnx_lines(report),
+        f"written: {out / report.file}, {out / 'genai_config.json'}, {out / 'parity.json'}",
     ]

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from itertools import groupby
 
 from modicum.evaluate.divergence import Limits, Quality
-from modicum.exchange import GgufReport, HfReport
+from modicum.exchange import GgufReport, HfReport, OnnxReport
 from modicum.exchange.parity import Compared
 
 
@@ -13,7 +13,7 @@ def parity_lines(compared: Iterable[Compared]) -> list[str]:
     rows = [("prompt", "difference", "allowed", "largest logit")]
     rows += [
         (
-            f"{one.tokens} tokens",
+            f"{one.tokens} tokens" + ("" if one.how == "alone" else f" {one.how}"),
             f"{one.difference:.2e}",
             "-" if one.allowed is None else f"{one.allowed:.2e}",
             f"{one.largest:.3g}",
@@ -77,3 +77,32 @@ def gguf_lines(report: GgufReport) -> list[str]:
     for (kind, reason), tensors in reasons:
         lines.append(f"  as {kind} instead ({reason}): {', '.join(name for name, _, _ in tensors)}")
     return lines
+
+
+def onnx_lines(report: OnnxReport) -> list[str]:
+    """What onnxruntime said of the folder, where it goes on otherwise, and what it costs there."""
+    proof, cost, full = report.proof, report.cost, report.full
+    rows = [
+        ("", "fp32", report.quant),
+        ("on disk", f"{full.disk_bytes / 1e6:.1f} MB", f"{cost.disk_bytes / 1e6:.1f} MB"),
+        ("to load", f"{full.load_seconds:.2f} s", f"{cost.load_seconds:.2f} s"),
+        ("in memory", f"{full.memory_bytes / 1e6:.0f} MB", f"{cost.memory_bytes / 1e6:.0f} MB"),
+        ("one answer", f"{full.tokens_per_second:.0f} tokens/s", f"{cost.tokens_per_second:.0f} tokens/s"),
+        ("bits per byte", f"{proof.full_bits_per_byte:.4f}", f"{proof.bits_per_byte:.4f}"),
+    ]
+    return [
+        *parity_lines(proof.compared),
+        f"  on those prompts: mean KL divergence {proof.prompts.mean_kl:.2e}, "
+        f"99th percentile {proof.prompts.tail_kl:.2e}, top-1 agreement {proof.prompts.agreement:.2%}",
+        f"  {proof.weights} weights read back bit for bit",
+        f"  {proof.texts:,} texts (Unicode {proof.unicode}) with the same ids",
+        *quality_lines(proof.quality, report.limits),
+        f"  {proof.continuations - len(proof.parted)} of {proof.continuations} greedy continuations of {proof.steps} "
+        "tokens the same to the end",
+        *(
+            f"    number {one.continuation} parts at token {one.step}: {one.theirs} there, {one.ours} here, ahead by "
+            f"{one.margin:.2g}{', as good as equal' if one.near else ''}"
+            for one in proof.parted
+        ),
+        *(f"  {a:14}{b:>16}" + (f"{c:>16}" if report.quant != "fp32" else "") for a, b, c in rows),
+    ]

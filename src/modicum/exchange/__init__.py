@@ -10,20 +10,26 @@ from modicum.exchange.gguf_weights import Quant
 from modicum.exchange.hf_exporting import HF_LIMITS, Dtype, HfReport, export_hf
 from modicum.exchange.hf_shards import size_of
 from modicum.exchange.importing import ImportReport, import_checkpoint
+from modicum.exchange.onnx_exporting import ONNX_LIMITS, OnnxReport, export_onnx
+from modicum.exchange.onnx_weights import OnnxQuant
 
 __all__ = [
     "HF_LIMITS",
     "LIMITS",
+    "ONNX_LIMITS",
     "Dtype",
     "ExportReport",
     "GgufReport",
     "HfReport",
     "ImportReport",
     "Limits",
+    "OnnxQuant",
+    "OnnxReport",
     "Quant",
     "export_checkpoint",
     "export_gguf",
     "export_hf",
+    "export_onnx",
     "import_checkpoint",
     "size_of",
 ]

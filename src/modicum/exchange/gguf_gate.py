@@ -6,14 +6,13 @@ the logits. Float32 is held to the largest difference of a logit, what is rounde
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import combinations
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from modicum.checkpoint import Checkpoint
+from modicum.exchange.causes import likely_cause
 from modicum.exchange.gguf_quality import Limits, Quality, own_texts, quality
 from modicum.exchange.gguf_readback import read_back
 from modicum.exchange.gguf_runtime import Answer, ask
@@ -21,12 +20,10 @@ from modicum.exchange.gguf_texts import UNICODE, agreed_texts
 from modicum.exchange.gguf_vocabulary import pre_tokenizer_name, special_ids, spoken_ids
 from modicum.exchange.gguf_weights import Quant, file_tensors
 from modicum.exchange.gguf_writing import file_metadata
-from modicum.exchange.parity import Compared, Ids, Speaker, Truth, decoder_speaker, truth_of
-from modicum.model import ModelConfig
+from modicum.exchange.parity import Compared, Ids, Speaker, decoder_speaker, truth_of, with_long
 from modicum.store import UserError
 
 TOLERANCE = 1e-3  # of a logit, for float32 weights
-LONGEST = 1024
 STEPS = 64
 _BEGUN = 8
 _ROWS = 64
@@ -60,7 +57,7 @@ def prove_gguf(
     keys, tensors = read_back(file, name, config, metadata, file_tensors(weights, config, quant))
     progress("asking llama.cpp")
     speak = decoder_speaker(weights, config)
-    truth = _with_long(truth_of(weights, config), config, speak)
+    truth = with_long(truth_of(weights, config), config, speak)
     own = own_texts(checkpoint)
     steps = min(STEPS, config.max_position_embeddings - 4)
     begun = [text[:4] for text in own[: _BEGUN if steps > 0 else 0]]
@@ -87,21 +84,12 @@ def prove_gguf(
     if quant == "f32" and measured.clear_differing:
         faults.append(f"another first choice at {measured.clear_differing} of {measured.clear} clear positions")
     if faults:
-        cause = _cause(truth, said, weights, config)
+        cause = likely_cause(truth, said, weights, config)
         lines = [f"{name}: llama.cpp does not say what the checkpoint says, and it was not written", *faults]
         raise UserError("\n  ".join([*lines, *([f"it is as if {cause}"] if cause else [])]))
     same = [_goes_on(speak, start, ids) for start, ids in zip(begun, answer.greedy, strict=True)]
     ends = tuple(sorted({*answer.ends} - {*checkpoint.stop_ids}))
     return Proof(keys, tensors, len(texts), UNICODE, compared, measured, of_prompts, len(same), sum(same), ends)
-
-
-def _with_long(truth: Truth, config: ModelConfig, speak: Speaker) -> Truth:
-    """And a prompt as long as the context, by our decoder: the reference would take minutes over it."""
-    length = min(LONGEST, config.max_position_embeddings)
-    if length <= max(map(len, truth.prompts)):
-        return truth
-    prompt: Ids = np.random.default_rng(1).integers(0, config.vocab_size, length, dtype=np.int64)
-    return Truth((*truth.prompts, prompt), (*truth.logits, np.asarray(speak(prompt), dtype=np.float64)))
 
 
 def _compared(prompt: Ids, wanted: np.ndarray, found: np.ndarray, quant: Quant) -> Compared:
@@ -155,32 +143,3 @@ def _goes_on(speak: Speaker, start: Ids, ids: list[int]) -> bool:
     """Whether our decoder, too, takes each of the tokens that llama.cpp took."""
     said = np.asarray(speak(np.array([*start, *ids], dtype=np.int64)))
     return [int(best) for best in said.argmax(-1)[len(start) - 1 : -1]] == ids
-
-
-def _cause(truth: Truth, said: list[np.ndarray], weights: dict[str, Tensor], config: ModelConfig) -> str | None:
-    """What would make our decoder say what llama.cpp said, of the faults that conversions have."""
-    longest = int(np.argmax([len(prompt) if len(prompt) <= 64 else 0 for prompt in truth.prompts]))
-    prompt, found = truth.prompts[longest], said[longest]
-    off = float(np.abs(found - truth.logits[longest]).max())
-    for cause, speak in _suspects(weights, config):
-        if float(np.abs(np.asarray(speak(prompt)) - found).max()) < 0.1 * off:
-            return cause
-    return None
-
-
-def _suspects(weights: dict[str, Tensor], config: ModelConfig) -> Iterator[tuple[str, Speaker]]:
-    if not config.qk_norm:
-        other = replace(config, rotary_layout="interleaved")
-        yield "the rows of queries and keys were not put into the interleaved layout", decoder_speaker(weights, other)
-    if config.rope_scaling is not None:
-        yield "the rotary scaling were missing", decoder_speaker(weights, replace(config, rope_scaling=None))
-    if not config.tie_word_embeddings:
-        tied = {name: weight for name, weight in weights.items() if name != "lm_head.weight"}
-        yield "the head were the embedding", decoder_speaker(tied, replace(config, tie_word_embeddings=True))
-    for a, b in combinations(range(min(config.num_hidden_layers, 12)), 2):
-        names = {f"model.layers.{a}.": f"model.layers.{b}.", f"model.layers.{b}.": f"model.layers.{a}."}
-        swapped = dict(weights)
-        for start, other_start in names.items():
-            for name in (name for name in weights if name.startswith(start)):
-                swapped[other_start + name.removeprefix(start)] = weights[name]
-        yield f"layers {a} and {b} had changed places", decoder_speaker(swapped, config)

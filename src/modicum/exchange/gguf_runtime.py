@@ -82,7 +82,7 @@ def ask(
         _run(gguf_child.__file__, request, folder, name, limit)
         facts: dict[str, Any] = json.loads((folder / "facts.json").read_text("utf-8"))
         # mapped, so that a large vocabulary's need no memory; they stay readable when their names are gone
-        logits = [np.load(folder / f"logits-{number}.npy", mmap_mode="r") for number in range(len(request["prompts"]))]
+        logits = [np.load(folder / f"logits-{number}.npy", mmap_mode="c") for number in range(len(request["prompts"]))]
         greedy = json.loads((folder / "greedy.json").read_text("utf-8")) if request["begun"] else []
     return Answer(**facts, logits=logits, greedy=greedy)
 

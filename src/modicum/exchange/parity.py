@@ -21,6 +21,7 @@ from modicum.store import UserError
 TOLERANCE = 1e-4
 # One token has nothing to attend to, two have one angle between them, the others are odd and long.
 LENGTHS = (1, 2, 7, 40)
+LONGEST = 1024
 
 Ids = NDArray[np.int64]
 Speaker = Callable[[Ids], Any]
@@ -37,12 +38,13 @@ class Truth:
 @dataclass(frozen=True)
 class Compared:
     """One prompt of `tokens` ids: the largest difference of a logit, and the largest logit. allowed None: what decides
-    is no difference of a logit."""
+    is no difference of a logit. how it was given: alone, in a batch, in pieces."""
 
     tokens: int
     difference: float
     largest: float
     allowed: float | None
+    how: str = "alone"
 
     @property
     def holds(self) -> bool:
@@ -60,6 +62,15 @@ def truth_of(weights: Mapping[str, Tensor], config: ModelConfig) -> Truth:
         ids[row, : len(prompt)], keep[row, : len(prompt)] = prompt, 1
     logits = reference_logits(weights, config, ids, attention_mask=keep)
     return Truth(prompts, tuple(logits[row, : len(prompt)] for row, prompt in enumerate(prompts)))
+
+
+def with_long(truth: Truth, config: ModelConfig, speak: Speaker) -> Truth:
+    """And a prompt as long as the context, up to LONGEST, by our decoder: the reference would take minutes over it."""
+    length = min(LONGEST, config.max_position_embeddings)
+    if length <= max(map(len, truth.prompts)):
+        return truth
+    prompt: Ids = np.random.default_rng(1).integers(0, config.vocab_size, length, dtype=np.int64)
+    return Truth((*truth.prompts, prompt), (*truth.logits, np.asarray(speak(prompt), dtype=np.float64)))
 
 
 def prove(what: str, speaker: Speaker, truth: Truth, *, tolerance: float | None = TOLERANCE) -> tuple[Compared, ...]:

@@ -1,0 +1,107 @@
+"""A checkpoint leaves as an ONNX model, when onnxruntime has run it and said what the checkpoint says."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from modicum.checkpoint import Checkpoint, load_checkpoint
+from modicum.evaluate.divergence import Limits
+from modicum.exchange.onnx_gate import LIMITS, OnnxProof, prove_onnx
+from modicum.exchange.onnx_nodes import onnx_library
+from modicum.exchange.onnx_runtime import OnnxAnswer, ask_onnx, check_runtime
+from modicum.exchange.onnx_weights import OnnxQuant
+from modicum.exchange.onnx_writing import DATA_BYTES, model_file, write_graph, write_onnx
+from modicum.store import UserError, atomic_directory, refuse_taken, write_json
+
+ONNX_LIMITS = LIMITS
+
+
+@dataclass(frozen=True)
+class OnnxCost:
+    """Bytes of the graph's files, seconds to load them, tokens a second of one answer, and memory for both."""
+
+    disk_bytes: int
+    load_seconds: float
+    tokens_per_second: float
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
+class OnnxReport:
+    """What was written: the graph, what it costs in onnxruntime, and what float32 costs there; what was compared."""
+
+    out: Path
+    file: str
+    quant: OnnxQuant
+    parameters: int
+    cost: OnnxCost
+    full: OnnxCost
+    limits: Limits
+    proof: OnnxProof
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain JSON data."""
+        return {**asdict(self), "out": str(self.out)}
+
+
+def export_onnx(
+    checkpoint: Path,
+    *,
+    quant: OnnxQuant = "fp32",
+    out: Path,
+    limits: Limits | None = None,
+    data_bytes: int = DATA_BYTES,
+    progress: Callable[[str], None] = lambda _: None,
+) -> OnnxReport:
+    """Write a checkpoint as the folder `out`: onnx/model<quant>.onnx, its configs, the tokenizer and parity.json.
+
+    limits: what the divergence from full precision may be; without them, ONNX_LIMITS[quant]. Raises UserError, and
+    writes nothing, when onnxruntime does not say what the checkpoint says, when onnx or onnxruntime is not installed,
+    and when `out` is there already.
+    """
+    refuse_taken(out)
+    onnx_library()
+    check_runtime()
+    limits = limits or ONNX_LIMITS[quant]
+    progress(f"reading {checkpoint}")
+    loaded = load_checkpoint(checkpoint)
+    file = model_file(quant)
+    progress(f"writing {out}")
+    with atomic_directory(out) as unfinished:
+        try:
+            write_onnx(unfinished, loaded, quant, data_bytes=data_bytes)
+        except UserError as error:
+            raise UserError(f"{checkpoint}: {error}") from None
+        proof, answer = prove_onnx(unfinished, file, str(out / file), loaded, quant, limits, progress)
+        cost = _cost(unfinished / file, answer)
+        report = OnnxReport(
+            out=out,
+            file=file,
+            quant=quant,
+            parameters=loaded.config.parameter_count(),
+            cost=cost,
+            full=cost if quant == "fp32" else _full(unfinished / "full", loaded, progress),
+            limits=limits,
+            proof=proof,
+        )
+        write_json(unfinished / "parity.json", {key: v for key, v in report.to_dict().items() if key != "out"})
+    return report
+
+
+def _full(folder: Path, checkpoint: Checkpoint, progress: Callable[[str], None]) -> OnnxCost:
+    """What float32 costs on this machine now, from a graph that is thrown away."""
+    progress("measuring float32 beside it")
+    file = folder / "model.onnx"
+    write_graph(file, checkpoint, "fp32")
+    steps = min(64, checkpoint.config.max_position_embeddings - 1)
+    answer = ask_onnx(file, name=str(file), begun=[[checkpoint.tokenizer.bos_id]] * 2, steps=steps)
+    cost = _cost(file, answer)
+    shutil.rmtree(folder)
+    return cost
+
+
+def _cost(file: Path, answer: OnnxAnswer) -> OnnxCost:
+    size = sum(one.stat().st_size for one in file.parent.iterdir())
+    return OnnxCost(size, answer.load_seconds, answer.tokens_per_second, answer.memory_bytes)

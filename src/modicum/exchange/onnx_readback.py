@@ -1,0 +1,112 @@
+"""What lies in a written ONNX folder, read back and held against the checkpoint: weights bit for bit, ends, ids.
+
+Where it differs, the likeliest cause is named.
+"""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer as PlainTokenizer
+
+from modicum.checkpoint import Checkpoint
+from modicum.exchange.layouts import relaid
+from modicum.exchange.names import HEAD
+from modicum.exchange.onnx_nodes import onnx_library
+from modicum.exchange.onnx_weights import SCALES, Numbers, OnnxQuant, onnx_tensors
+from modicum.exchange.stored import read_json
+from modicum.store import UserError
+
+
+def read_back(folder: Path, file: str, name: str, checkpoint: Checkpoint, quant: OnnxQuant) -> int:
+    """How many weights the graph has, when each is what it should be and answers end where the checkpoint's do.
+
+    Raises UserError, `name` in front, listing what is not so.
+    """
+    model = onnx_library().load_model(folder / file, load_external_data=False)
+    faults = [*_outside(model, folder / file), *_ends(folder, checkpoint)]
+    if not faults:
+        onnx_library().external_data_helper.load_external_data_for_model(model, str((folder / file).parent))
+        found = {one.name: onnx_library().numpy_helper.to_array(one) for one in model.graph.initializer}
+        faults += _weights(found, checkpoint, quant)
+    if faults:
+        more = [f"and {len(faults) - 12} more"] if len(faults) > 12 else []
+        heading = f"{name}: read back, it is not the checkpoint, and was not written"
+        raise UserError("\n  ".join([heading, *faults[:12], *more]))
+    return sum(not weight.startswith("constant.") for weight in found)
+
+
+def check_ids(folder: Path, name: str, checkpoint: Checkpoint, texts: list[str]) -> None:
+    """Raises UserError unless the tokenizers library gives, by the written tokenizer.json, the checkpoint's ids to
+    `texts`, in which the names of control tokens are text."""
+    theirs = PlainTokenizer.from_file(str(folder / "tokenizer.json"))
+    theirs.encode_special_tokens = True
+    found = [one.ids for one in theirs.encode_batch(texts, add_special_tokens=False)]
+    differing = [
+        (text, a, b)
+        for text, a, b in zip(texts, found, checkpoint.tokenizer.encode_batch(texts), strict=True)
+        if a != b
+    ]
+    if differing:
+        text, there, here = differing[0]
+        raise UserError(
+            f"{name}: tokenizer.json gives other ids to {len(differing)} of {len(texts)} texts, so it was not written. "
+            f"The first text: {text[:60]!r}, {there[:12]} there, {here[:12]} here"
+        )
+
+
+def _outside(model: Any, file: Path) -> Iterator[str]:
+    """Weights that lie where they should not: a file elsewhere would be left behind when the folder is moved."""
+    for one in model.graph.initializer:
+        places = {entry.value for entry in one.external_data if entry.key == "location"}
+        if places - {f"{file.name}_data"}:
+            there = ", ".join(map(repr, sorted(places)))
+            yield f"{one.name}: lies in {there}, not in {file.name}_data beside the graph"
+
+
+def _ends(folder: Path, checkpoint: Checkpoint) -> Iterator[str]:
+    said = {
+        "generation_config.json": read_json(folder / "generation_config.json").get("eos_token_id"),
+        "genai_config.json": read_json(folder / "genai_config.json")["model"].get("eos_token_id"),
+    }
+    for name, ends in said.items():
+        if (ends if isinstance(ends, list) else [ends]) != checkpoint.stop_ids:
+            yield f"{name}: eos_token_id is {ends}, the checkpoint ends an answer at {checkpoint.stop_ids}"
+    config, ours = (read_json(place / "config.json") for place in (folder, checkpoint.path))
+    differing = [key for key, value in ours.items() if config.get(key) != value]
+    if differing:
+        yield f"config.json: {', '.join(differing)} not as in the checkpoint's"
+
+
+def _weights(found: dict[str, Numbers], checkpoint: Checkpoint, quant: OnnxQuant) -> Iterator[str]:
+    wanted = set()
+    for name, ours in onnx_tensors(checkpoint.weights, quant):
+        wanted.add(name)
+        if name not in found:
+            yield f"{name}: missing"
+        elif (found[name].dtype, found[name].shape) != (ours.dtype, ours.shape):
+            there = f"{found[name].dtype} {list(found[name].shape)}"
+            yield f"{name}: is {there}, should be {ours.dtype} {list(ours.shape)}"
+        elif not np.array_equal(found[name], ours):
+            yield f"{name}: {_cause(found[name], ours, name, checkpoint, quant)}"
+    for name in sorted(found.keys() - wanted):
+        if not name.startswith("constant."):
+            tied = name.startswith(HEAD) and checkpoint.config.tie_word_embeddings
+            yield f"{name}: left over{' (the head is tied: it is the embedding)' if tied else ''}"
+
+
+def _cause(there: Numbers, ours: Numbers, name: str, checkpoint: Checkpoint, quant: OnnxQuant) -> str:
+    moved = relaid(checkpoint.weights, head_dim=checkpoint.config.head_dim, source="half", target="interleaved")
+    if any(np.array_equal(other, there) for title, other in onnx_tensors(moved, quant) if title == name):
+        return "its rows are in the interleaved rotary layout"
+    for title, other in _alike(onnx_tensors(checkpoint.weights, quant), there):
+        if np.array_equal(other, there):
+            return f"holds the numbers of {title}"
+    places = np.argwhere(there != ours)
+    what = "scales" if name.endswith(SCALES) else "numbers"
+    return f"{len(places)} of {ours.size} {what} differ, the first at {places[0].tolist()}"
+
+
+def _alike(tensors: Iterable[tuple[str, Numbers]], there: Numbers) -> Iterator[tuple[str, Numbers]]:
+    return ((title, other) for title, other in tensors if other.shape == there.shape and other.dtype == there.dtype)
