@@ -21,8 +21,8 @@ from modicum.train.machine import has_fast_bfloat16
 
 ROWS = 8  # of an update
 # Of a matrix's mean step, by which an update moves a weight at most (AdamW): more makes numbers jump to and fro.
-_SHARE, _SCALE_SHARE = 3e-3, 3e-4
-_NORM_RATE = 3e-5
+_SHARE, _SCALE_SHARE = 1e-3, 1e-4
+_NORM_RATE = 1e-5
 _INSIDE = 0.49  # of a step: just short of where the next number begins
 
 
