@@ -97,6 +97,10 @@ def test_n_answers_are_all_taken_in_or_none(start, endless):
         stream = begin(client, endless)
         with pytest.raises(openai.InternalServerError):
             client.chat.completions.create(**ASK | {"n": 4})
+        until = time.monotonic() + 5
+        while server.engine.numbers().queued:
+            assert time.monotonic() < until, "those who were let in before the refusal still wait"
+        assert server.engine.numbers().active == 1, "the other answer goes on"
         stream.close()
         server.wait_until_idle()
 

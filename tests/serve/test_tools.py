@@ -1,5 +1,6 @@
 """Tools: shown by the template, called with arguments that their schemas allow, and taken apart as they come."""
 
+import asyncio
 import json
 
 import jsonschema
@@ -8,7 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from talking import WAYS, ask
 
-from modicum.serve.tools import Arguments, Call, CallReader, Done, Text, writes_tools
+from modicum.serve import Limits
+from modicum.serve.constrain import Grammars, lark_grammar
+from modicum.serve.requests import ChatRequest
+from modicum.serve.tools import Arguments, Call, CallReader, Done, Text, call_grammar, writes_tools
 from modicum.tokenizer import CYBERSLM_TEMPLATE, Tokenizer
 
 WEATHER = {
@@ -59,6 +63,21 @@ def test_text_may_stand_before_calls(server, generator, way):
     for i in called:
         valid(result.calls[i])
     assert "tool_call" not in "".join(result.texts.values())
+
+
+def test_plain_text_cannot_say_the_name_of_the_marker(generator):
+    """Else what a message made the model repeat would be read as a call that no schema has seen."""
+    tokenizer, limits = generator.tokenizer, Limits()
+    grammars = Grammars(tokenizer, generator.model.config.vocab_size, generator.stop_ids, limits)
+    request = ChatRequest(model="nano", **ASK)
+    grammar = lark_grammar(call_grammar(request, request.tools, None, limits), limits, param="tools")
+    (mask,) = asyncio.run(grammars.masks(grammar, 1, param="tools"))
+    for token in tokenizer.encode("Say <tool_call"):
+        assert mask.allowed()[token]
+        mask.take(token)
+    (closes,) = tokenizer.encode(">")
+    assert not mask.allowed()[closes]
+    assert mask.allowed()[tokenizer.encode(" ")[0]]
 
 
 def test_a_schema_for_the_answer_and_tools_go_together(server):
