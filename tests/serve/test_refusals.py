@@ -5,6 +5,8 @@ import json
 import openai
 import pytest
 
+from modicum.serve.errors import bad_request
+
 ASK = {"model": "nano", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 
@@ -157,3 +159,7 @@ def test_an_error_inside_a_stream_is_an_event_and_the_streams_end(start):
         server.engine.close()
         with pytest.raises(openai.APIError, match="shutting down"):
             list(stream)
+
+
+def test_a_message_that_is_no_unicode_can_still_be_told():
+    assert json.loads(bad_request("no \ud800").response().body)["error"]["message"] == "no \ud800"
