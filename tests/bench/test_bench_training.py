@@ -5,16 +5,18 @@ import json
 import subprocess
 import sys
 from contextlib import ExitStack
+from dataclasses import replace
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from modicum.bench import Peer, bench_training
+from modicum.bench import bench_training
 from modicum.bench import training as room
 from modicum.bench.matrix_peak import matrix_gflops
 from modicum.bench.result import Bench, Row
-from modicum.bench.training_worker import _batch, _modicum, _transformers
+from modicum.bench.systems import Ours, Peer
+from modicum.bench.training_worker import _batch
 from modicum.cli.bench import PresetName
 from modicum.cli.bench_table import bench_lines
 from modicum.model import Decoder, ModelConfig
@@ -52,21 +54,20 @@ def test_the_peer_learns_from_the_same_targets_on_the_same_network():
     assert float(loss(batch).detach()) / batch.supervised_tokens == pytest.approx(float(theirs.detach()), abs=1e-5)
 
 
-def test_the_peers_update_moves_all_of_its_weights():
-    order = {"mode": "eager", "dtype": "bfloat16", "our_allocator": False}
-    update, mode, dtype = _transformers(CONFIG, _batch(CONFIG, 2, 16), order, ExitStack())
-    assert (mode, dtype) == ("bfloat16 eager", "bfloat16")
-    parameters = [cell.cell_contents for cell in update.__closure__ if isinstance(cell.cell_contents, torch.nn.Module)]
-    before = [weight.detach().clone() for weight in parameters[0].parameters()]
-    update()
-    assert all(not torch.equal(a, b) for a, b in zip(before, parameters[0].parameters(), strict=True))
+def test_the_peers_update_moves_all_of_its_weights_and_gives_them_in_our_names():
+    learner = Peer(mode="eager").learner(CONFIG, ExitStack())
+    assert (learner.mode, learner.dtype) == ("bfloat16 eager", "bfloat16")
+    before = {name: weight.clone() for name, weight in learner.weights().items()}
+    assert before.keys() == Decoder(CONFIG).state_dict().keys()
+    learner.update(_batch(CONFIG, 2, 16), 1e-3)
+    assert all(not torch.equal(before[name], weight) for name, weight in learner.weights().items())
 
 
 def test_speeds_are_medians_and_gflops_follow_from_the_models_arithmetic(monkeypatch):
     def turns(module, orders, *, rounds, say):  # noqa: ARG001
         if module == room._PEAK:
             return {"matrix peak": [{"gflops": {"bfloat16": 2.0, "float32": 1.0}}]}
-        answer = {"system": "modicum", "mode": "bfloat16 compile", "dtype": "bfloat16"}
+        answer = {"mode": "bfloat16 compile", "dtype": "bfloat16"}
         slow = {**answer, "seconds": [0.5, 9.0, 0.5], "peak_rss_mb": 5.0}
         fast = {**answer, "seconds": [0.25], "peak_rss_mb": 7.0}
         return {name: [slow, fast] for name in orders}
@@ -82,9 +83,8 @@ def test_speeds_are_medians_and_gflops_follow_from_the_models_arithmetic(monkeyp
 
 
 def test_ours_is_measured_under_the_trainers_own_settings_until_the_end():
-    order = {"dtype": "float32", "activation_checkpointing": False}
     with ExitStack() as settings:
-        _modicum(CONFIG, _batch(CONFIG, 2, 16), order, settings)
+        Ours("float32").learner(CONFIG, settings)
         gc.collect()
         assert torch.are_deterministic_algorithms_enabled()
     assert not torch.are_deterministic_algorithms_enabled()
@@ -115,3 +115,17 @@ def test_the_verb_prints_the_shape_that_every_bench_keeps():
     assert [row["system"] for row in printed["rows"]] == ["modicum", "transformers"]
     assert printed["rows"][0].keys() >= {"system", "mode", "tokens_per_s", "gflops", "peak_rss_mb"}
     assert printed["ratios"].keys() == {"tokens_per_s", "peak_rss_mb"}
+
+
+@pytest.mark.parametrize("grouped", [False, True], ids=["a head each", "grouped queries"])
+def test_litgpts_weights_in_our_names_predict_the_same(grouped):
+    pytest.importorskip("litgpt", reason="litgpt's requirements exclude transformers'; it is installed without them")
+    config = replace(CONFIG, num_key_value_heads=2 if grouped else 4)
+    batch = _batch(config, 2, 16)
+    learner = Peer("litgpt", "eager", "float32").learner(config, ExitStack())
+    learner.update(batch, 1e-2)
+    ours = Decoder(config)
+    ours.load_state_dict(learner.weights())
+    loss = SupervisedLoss(ours, device=torch.device("cpu"), dtype=torch.float32, compiled=False)
+    expected = float(loss(batch).detach()) / batch.supervised_tokens
+    assert learner.update(batch, 0.0) == pytest.approx(expected, abs=1e-5)

@@ -24,6 +24,7 @@ class PeerName(StrEnum):
     """Whom to measure against."""
 
     TRANSFORMERS = "transformers"
+    LITGPT = "litgpt"
 
 
 class PeerMode(StrEnum):
@@ -31,6 +32,13 @@ class PeerMode(StrEnum):
 
     EAGER = "eager"
     COMPILE = "compile"
+
+
+class OptimizerName(StrEnum):
+    """What moves the weights."""
+
+    ADAMW = "adamw"
+    MUON = "muon"
 
 
 class DtypeName(StrEnum):
@@ -57,6 +65,8 @@ def train(
         bool, typer.Option("--peer-allocator", help="Measure the peer with modicum's allocator settings too.")
     ] = False,
     activation_checkpointing: Annotated[bool, typer.Option("--activation-checkpointing", help="For modicum.")] = False,
+    micro_batch: Annotated[int | None, typer.Option(help="For modicum: rows at once. Default: all.", min=1)] = None,
+    optimizer: Annotated[OptimizerName, typer.Option(help="For modicum.")] = OptimizerName.ADAMW,
     rounds: Annotated[int, typer.Option(help="Rounds; each system has a turn in each.", min=1)] = 3,
     updates: Annotated[int, typer.Option(help="Updates that count, of each turn.", min=1)] = 4,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the table.")] = False,
@@ -65,19 +75,20 @@ def train(
 
     Each system runs in a process of its own, in turn, round after round; the table shows medians.
     """
-    from modicum.bench import Peer, bench_training
+    from modicum.bench import Ours, Peer, bench_training
     from modicum.cli.bench_table import bench_lines
     from modicum.cli.progress import TerminalListener
     from modicum.model import ModelConfig
     from modicum.recipe import ModelSettings
     from modicum.store import UserError
+    from modicum.train import OptimizerSettings
 
     if against is None and (peer_mode or peer_dtype or peer_allocator):
         raise UserError("--peer-mode, --peer-dtype, --peer-allocator: need --against, which says who the peer is")
     settings = ModelSettings(preset=preset.value)
     config = ModelConfig.from_settings(settings, vocab_size or settings.vocab_size)
     peers = [
-        Peer(mode.value, dtype.value, allocator)
+        Peer(against.value, mode.value, dtype.value, allocator)
         for mode in peer_mode or [PeerMode.COMPILE]
         for dtype in peer_dtype or [DtypeName.BFLOAT16]
         for allocator in ([False, True] if peer_allocator else [False])
@@ -89,7 +100,11 @@ def train(
             rows=rows,
             length=length,
             peers=peers,
-            activation_checkpointing=activation_checkpointing,
+            ours=Ours(
+                optimizer=OptimizerSettings(kind=optimizer.value),
+                activation_checkpointing=activation_checkpointing,
+                micro_batch_size=micro_batch,
+            ),
             rounds=rounds,
             updates=updates,
             say=listener.say,
