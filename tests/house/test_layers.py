@@ -11,8 +11,8 @@ import modicum
 
 ROOT = Path(modicum.__file__).parent
 ROOMS = [
-    "cli", "bench", "serve", "doctor", "road", "exchange", "quantize", "tune", "train", "evaluate", "generate", "dialects",
-    "checkpoint", "model", "data", "tokenizer", "corpus", "recipe", "store",
+    "cli", "bench", "serve", "doctor", "road", "exchange", "quantize", "tune", "train", "evaluate", "generate",
+    "dialects", "checkpoint", "model", "data", "tokenizer", "corpus", "recipe", "store",
 ]  # fmt: skip
 FILES = sorted(path for path in ROOT.rglob("*.py") if path.parent != ROOT)
 
