@@ -5,6 +5,7 @@ import gguf_models
 import numpy as np
 import onnx
 import onnxruntime
+import onnxruntime_genai as genai
 import pytest
 import torch
 from tokenizers import Tokenizer as PlainTokenizer
@@ -87,6 +88,8 @@ def test_the_folder_is_what_transformers_js_and_genai_look_for(tokenizer, tmp_pa
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["model_type"] == "llama"
     assert config["transformers.js_config"]["dtype"] == "fp32"
+    words = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
+    assert words["chat_template"] == tokenizer.chat_template
     theirs = PlainTokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
     assert theirs.encode("what it said there").ids == tokenizer.encode("what it said there")
 
@@ -152,7 +155,6 @@ def test_numbers_are_at_most_half_a_step_off_their_block():
 
 @pytest.mark.parametrize("changes", [{"num_key_value_heads": 2}, {"qk_norm": True}], ids=["llama", "qwen3"])
 def test_genai_goes_on_as_the_decoder_does_without_a_cache(changes, tokenizer, tmp_path):
-    genai = pytest.importorskip("onnxruntime_genai")
     folder = gguf_models.save(tokenizer, tmp_path, **changes)
     export_onnx(folder, out=tmp_path / "out")
     checkpoint = load_checkpoint(folder)

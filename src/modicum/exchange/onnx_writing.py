@@ -34,6 +34,9 @@ def write_onnx(folder: Path, checkpoint: Checkpoint, quant: OnnxQuant, *, data_b
     write_json(folder / "generation_config.json", read_json(checkpoint.path / "generation_config.json"))
     write_json(folder / "genai_config.json", genai_config(checkpoint, quant))
     checkpoint.tokenizer.save(folder)
+    if checkpoint.tokenizer.chat_template is not None:  # transformers.js looks for it here alone
+        words = read_json(folder / "tokenizer_config.json")
+        write_json(folder / "tokenizer_config.json", {**words, "chat_template": checkpoint.tokenizer.chat_template})
 
 
 def write_graph(file: Path, checkpoint: Checkpoint, quant: OnnxQuant, *, data_bytes: int = DATA_BYTES) -> bool:
