@@ -50,7 +50,7 @@ def overfit(device: torch.device) -> Finding:
     for _ in range(STEPS):
         optimizer.zero_grad()
         value = loss(batch) / batch.supervised_tokens
-        value.backward()  # type: ignore[no-untyped-call]
+        value.backward()
         optimizer.step()
         losses.append(float(value.detach()))
         if losses[-1] < START_SHARE * losses[0]:
