@@ -5,6 +5,7 @@ from itertools import groupby
 
 from modicum.evaluate.divergence import Limits, Quality
 from modicum.exchange import GgufReport, HfReport, OnnxReport
+from modicum.exchange.continuing import Parted
 from modicum.exchange.parity import Compared
 
 
@@ -35,6 +36,15 @@ def quality_lines(quality: Quality, limits: Limits) -> list[str]:
         f"{quality.tail_kl:.2e} at the 99th percentile (allowed {limits.tail_kl:g})",
         f"    top-1 agreement {quality.agreement:.2%} (asked for {limits.agreement:.2%})",
         f"    with a first choice ahead by more than 0.01: {quality.clear:,}; another one at {quality.clear_differing}",
+    ]
+
+
+def parted_lines(parted: Iterable[Parted]) -> list[str]:
+    """Where greedy continuations part, and whether the two tokens were as good as equal."""
+    return [
+        f"    number {one.continuation} parts at token {one.step}: {one.theirs} there, {one.ours} here, ahead by "
+        f"{one.margin:.2g}{', as good as equal' if one.near else ''}"
+        for one in parted
     ]
 
 
@@ -70,6 +80,8 @@ def gguf_lines(report: GgufReport) -> list[str]:
         f"  {proof.texts:,} texts (Unicode {proof.unicode}) with the same ids",
         *quality_lines(report.proof.quality, report.limits),
         f"  {proof.same_continuations} of {proof.continuations} greedy continuations the same to the end",
+        *parted_lines(proof.parted),
+        f"  bits per byte of those texts {proof.bits_per_byte:.4f}, at full precision {proof.full_bits_per_byte:.4f}",
         *(f"  {note}" for note in report.notes),
         f"  {report.bytes:,} bytes; the checkpoint's weights are {report.checkpoint_bytes:,}",
     ]
@@ -99,10 +111,6 @@ def onnx_lines(report: OnnxReport) -> list[str]:
         *quality_lines(proof.quality, report.limits),
         f"  {proof.continuations - len(proof.parted)} of {proof.continuations} greedy continuations of {proof.steps} "
         "tokens the same to the end",
-        *(
-            f"    number {one.continuation} parts at token {one.step}: {one.theirs} there, {one.ours} here, ahead by "
-            f"{one.margin:.2g}{', as good as equal' if one.near else ''}"
-            for one in proof.parted
-        ),
+        *parted_lines(proof.parted),
         *(f"  {a:14}{b:>16}" + (f"{c:>16}" if report.quant != "fp32" else "") for a, b, c in rows),
     ]

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from modicum.checkpoint import Checkpoint
 from modicum.exchange.causes import likely_cause
+from modicum.exchange.continuing import Parted, bits_per_byte, parted
 from modicum.exchange.gguf_quality import Limits, Quality, own_texts, quality
 from modicum.exchange.gguf_readback import read_back
 from modicum.exchange.gguf_runtime import Answer, ask
@@ -20,7 +21,7 @@ from modicum.exchange.gguf_texts import UNICODE, agreed_texts
 from modicum.exchange.gguf_vocabulary import pre_tokenizer_name, special_ids, spoken_ids
 from modicum.exchange.gguf_weights import Quant, file_tensors
 from modicum.exchange.gguf_writing import file_metadata
-from modicum.exchange.parity import Compared, Ids, Speaker, decoder_speaker, truth_of, with_long
+from modicum.exchange.parity import Compared, Ids, decoder_speaker, truth_of, with_long
 from modicum.store import UserError
 
 TOLERANCE = 1e-3  # of a logit, for float32 weights
@@ -32,8 +33,9 @@ _ROWS = 64
 @dataclass(frozen=True)
 class Proof:
     """What was compared: keys and tensors of the file; texts, of which characters, with equal ids; logits of prompts;
-    the quality on the model's own texts, and of rounded weights on those prompts; greedy continuations, and how many of
-    them are the same to the end; more_ends: ids at which an answer ends in llama.cpp and goes on in the checkpoint."""
+    the quality on the model's own texts, and of rounded weights on those prompts; greedy continuations, and
+    where those that part, part; more_ends: ids at which an answer ends in llama.cpp and goes on in the checkpoint; bits
+    per byte of the own texts at full precision and here."""
 
     keys: int
     tensors: int
@@ -45,6 +47,9 @@ class Proof:
     continuations: int
     same_continuations: int
     more_ends: tuple[int, ...]
+    parted: tuple[Parted, ...]
+    full_bits_per_byte: float
+    bits_per_byte: float
 
 
 def prove_gguf(
@@ -87,9 +92,22 @@ def prove_gguf(
         cause = likely_cause(truth, said, weights, config)
         lines = [f"{name}: llama.cpp does not say what the checkpoint says, and it was not written", *faults]
         raise UserError("\n  ".join([*lines, *([f"it is as if {cause}"] if cause else [])]))
-    same = [_goes_on(speak, start, ids) for start, ids in zip(begun, answer.greedy, strict=True)]
-    ends = tuple(sorted({*answer.ends} - {*checkpoint.stop_ids}))
-    return Proof(keys, tensors, len(texts), UNICODE, compared, measured, of_prompts, len(same), sum(same), ends)
+    parting = tuple(parted(speak, begun, answer.greedy))
+    return Proof(
+        keys=keys,
+        tensors=tensors,
+        texts=len(texts),
+        unicode=UNICODE,
+        compared=compared,
+        quality=measured,
+        prompts=of_prompts,
+        continuations=len(begun),
+        same_continuations=len(begun) - len(parting),
+        more_ends=tuple(sorted({*answer.ends} - {*checkpoint.stop_ids})),
+        parted=parting,
+        full_bits_per_byte=bits_per_byte(checkpoint.tokenizer, own, map(speak, own)),
+        bits_per_byte=bits_per_byte(checkpoint.tokenizer, own, of_own),
+    )
 
 
 def _compared(prompt: Ids, wanted: np.ndarray, found: np.ndarray, quant: Quant) -> Compared:
@@ -137,9 +155,3 @@ def _check_ids(answer: Answer, texts: list[str], checkpoint: Checkpoint, name: s
             f"{name}: llama.cpp gives other ids to {len(differing)} of {len(texts)} texts, so it was not written. Its "
             f"pre-tokenizer is {answer.pre!r}. The first text: {text[:60]!r}, {found[:12]} there, {ours[:12]} here"
         )
-
-
-def _goes_on(speak: Speaker, start: Ids, ids: list[int]) -> bool:
-    """Whether our decoder, too, takes each of the tokens that llama.cpp took."""
-    said = np.asarray(speak(np.array([*start, *ids], dtype=np.int64)))
-    return [int(best) for best in said.argmax(-1)[len(start) - 1 : -1]] == ids
