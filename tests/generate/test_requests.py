@@ -5,6 +5,7 @@ import torch
 from generate_models import CONTEXT, build_model, never_sampled
 
 from modicum.generate import Generator, SamplingParams
+from modicum.generate.decoding import Decoding, Request
 from modicum.store import UserError
 
 
@@ -86,3 +87,30 @@ def test_end_of_text_end_of_turn_and_tool_markers_can_be_sampled(speaker, tokeni
     assert answer.ids == [call, word, end, tokenizer.end_of_turn_id]
     assert answer.text == f"<tool_call>{tokenizer.decode([word])}</tool_call>"
     assert answer.finish_reason == "stop"
+
+
+def test_what_is_not_finite_leaves_with_the_request_that_made_it(tokenizer):
+    model = build_model(tokenizer.vocab_size)
+    never = torch.zeros(0, dtype=torch.int64)
+    decoding = Decoding(model, never, slots=1, capacity=32, keep=True)
+    params = SamplingParams(temperature=0, max_new_tokens=4)
+    generator = Generator(model, tokenizer, stop_ids=[])
+    expected = generator.generate([[30, 31, 32]], params)[0].ids
+
+    def request():
+        return Request(generator.answer([30, 31, 32], params))
+
+    failed = request()
+    decoding.add(failed)
+    decoding.step()
+    for layer in decoding._cache.values:
+        layer[:] = torch.nan
+    decoding.step()
+    assert "not finite" in str(failed.error)
+    assert decoding.free == 1
+    following = request()
+    decoding.add(following)
+    assert following.cached == 0
+    while following.answer.finish_reason is None:
+        decoding.step()
+    assert following.answer.ids == expected

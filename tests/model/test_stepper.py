@@ -98,6 +98,18 @@ def test_rounded_matrices_are_multiplied_as_their_modules_do(tiny, lively, some_
 
 
 @torch.inference_mode()
+def test_rounded_matrices_in_a_type_that_the_kernel_has_not_are_multiplied_one_by_one(tiny, lively):
+    model = lively(tiny())
+    for name in matrix_names(model):
+        values = torch.ones(model.get_submodule(name).weight.shape, dtype=torch.int8)
+        install(model, name, RoundedMatrix(values, torch.full((values.shape[0], 1), 0.01), 8))
+    wide = model.double()
+    cache = SlotCache(wide.config, 5, 40, dtype=torch.float64)
+    step, plain = (make_step(wide, cache, compiled=compiled) for compiled in (True, False))
+    assert step.__qualname__ == plain.__qualname__
+
+
+@torch.inference_mode()
 def test_a_part_that_the_kernel_does_not_know_is_called_itself(tiny, lively, some_ids):
     """An adapter, say, which adds to what the matrix gives."""
     model = lively(tiny())

@@ -35,6 +35,11 @@ def test_bf16_is_taken_where_the_processor_multiplies_it_and_fp32_elsewhere(cpui
     assert choices.machine == "Some CPU"
 
 
+def test_a_clock_rate_is_no_ability_of_the_processor(cpuinfo):
+    cpuinfo("processor : 0\nmodel name : Some CPU\ncpu MHz : 2596.134\nflags : avx2 fma\n")
+    assert processor.processor_flags() == {"avx2", "fma"}
+
+
 def test_a_wish_for_a_dtype_is_followed(cpuinfo):
     cpuinfo("flags : avx2")
     assert chosen(Wishes(device="cpu", dtype="bfloat16")).dtype == "bfloat16"

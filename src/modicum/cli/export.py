@@ -82,8 +82,8 @@ def export(
     """Write a checkpoint for other tools, when it is proven to say there what it says here.
 
     What the target has no word for is refused by name, and nothing is written. A checkpoint is a Hugging Face model as
-    it lies; --to hf makes the folder to hand on. A GGUF file is run by llama.cpp itself before it gets its name, an ONNX
-    file by onnxruntime; the extras gguf and onnx of this package bring them.
+    it lies; --to hf makes the folder to hand on. A GGUF file is run by llama.cpp itself before it gets its name, an
+    ONNX file by onnxruntime; the extras gguf and onnx of this package bring them.
     """
     from modicum.store import UserError
 

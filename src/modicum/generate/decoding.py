@@ -105,7 +105,10 @@ class Decoding:
         """Free its slot; nothing happens when it has none."""
         for row in [row for row in self._rows if row.request is request]:
             self._rows.remove(row)
-            self._held[row.slot] = row.tokens[: row.read] if self._keep else []
+            failed = request.error is not None
+            if failed:  # what is not finite would reach the next request of this slot, and those that take it over
+                self._cache.clear(row.slot)
+            self._held[row.slot] = row.tokens[: row.read] if self._keep and not failed else []
             self._free.append(row.slot)
 
     @torch.inference_mode()

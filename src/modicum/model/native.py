@@ -35,7 +35,10 @@ def kernel_fault() -> str | None:
         *map(str, SOURCES),
         *(f"-L{home / 'lib'}", f"-Wl,-rpath,{home / 'lib'}", "-ltorch_cpu"),
     ]
-    library = _place(command)
+    try:
+        library = _place(command)
+    except (OSError, RuntimeError) as error:  # a user without a home
+        return f"no folder for the compiled kernels: {error}; XDG_CACHE_HOME names one"
     if not library.is_file():
         fault = _build(command, library)
         if fault is not None:

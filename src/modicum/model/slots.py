@@ -44,6 +44,12 @@ class SlotCache:
         for layer in (*self.keys, *self.values):
             layer[target, :, :length] = layer[source, :, :length]
 
+    @torch.inference_mode()
+    def clear(self, slot: int) -> None:
+        """Forget what is not finite too: masked, it would still be multiplied, and 0 times NaN is NaN."""
+        for layer in (*self.keys, *self.values):
+            layer[slot] = 0
+
 
 class _Sequence:
     """One pass's view of a cache: T tokens of one slot, from `start` on."""

@@ -33,7 +33,9 @@ def make_step(model: Decoder, cache: SlotCache, *, compiled: bool) -> Step:
     compiled: in the kernel or through torch.compile, where there is either; the first may be made here, in seconds, the
     second when the step is first called with one row, and with several.
     """
-    if compiled and cache.keys[0].device.type == "cpu" and _known(model) and kernel_fault() is None:
+    # rounded matrices say nothing about the type of the cache, which the kernel has in these two
+    held = cache.keys[0].dtype in (torch.float32, torch.bfloat16) and cache.keys[0].device.type == "cpu"
+    if compiled and held and _known(model) and kernel_fault() is None:
         return _kernel_step(model, cache)
 
     def step(ids_R: Tensor, slots_R: Tensor, places_R: Tensor, attended: int) -> Tensor:

@@ -15,8 +15,13 @@ def processor_name() -> str:
 
 
 def processor_flags() -> frozenset[str]:
-    """The instruction sets that Linux names, such as "avx512_bf16"; none on other systems."""
-    return frozenset(word for line in _cpuinfo() for word in line.split())
+    """The instruction sets that Linux names, such as "avx512_bf16"; none on other systems.
+
+    Nothing else of what it tells: a clock rate is another one at each look, and what is kept for a processor would be
+    made anew.
+    """
+    named = (line for line in _cpuinfo() if line.lower().startswith(("flags", "features")))
+    return frozenset(word for line in named for word in line.partition(":")[2].split())
 
 
 def _cpuinfo() -> list[str]:

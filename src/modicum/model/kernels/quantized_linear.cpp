@@ -49,7 +49,7 @@ void round_row(const float* x, int64_t inputs, int64_t blocks, int8_t* values, f
     // a NaN or infinity must not vanish in the rounding
     float check = 0;
     for (int i = 0; i < BLOCK; ++i) check += part[i] * 0.0f;
-    const float inverse = largest > 0 ? 127.0f / largest : 0.0f;
+    const float inverse = largest > 1e-30f ? 127.0f / largest : 0.0f;  // beyond it the quotient is infinite
     int32_t total = 0;
     for (int i = 0; i < BLOCK; ++i) {
       const int32_t q = static_cast<int32_t>(std::nearbyint(check == 0 ? part[i] * inverse : 0.0f));
