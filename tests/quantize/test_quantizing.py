@@ -5,6 +5,7 @@ import json
 import pytest
 
 from modicum.checkpoint import load_checkpoint
+from modicum.checkpoint.rounded import rounded_tensors
 from modicum.generate import Generator, SamplingParams
 from modicum.quantize import quantize_checkpoint, quantizing, tuning
 from modicum.store import UserError
@@ -49,6 +50,16 @@ def test_a_budget_gives_more_bits_to_what_costs_most_and_is_met(checkpoint, text
 def test_above_the_limits_nothing_is_written_and_the_figure_is_named(checkpoint, text, tmp_path):
     with pytest.raises(UserError, match=r"mean KL divergence .*, allowed 1e-09"):
         quantize_checkpoint(checkpoint, to="int4", out=tmp_path / "out", text=text, max_kl=1e-9)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_fault_of_writing_is_seen_in_the_file_and_nothing_is_kept(checkpoint, text, tmp_path, monkeypatch):
+    def emptied(matrices, *, tied):
+        return {name: tensor * 0 for name, tensor in rounded_tensors(matrices, tied=tied).items()}
+
+    monkeypatch.setattr("modicum.checkpoint.save.rounded_tensors", emptied)
+    with pytest.raises(UserError, match="not what was measured before it was written"):
+        quantize_checkpoint(checkpoint, to="int8", out=tmp_path / "out", text=text)
     assert list(tmp_path.iterdir()) == []
 
 

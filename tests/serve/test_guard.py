@@ -104,3 +104,13 @@ def test_a_browser_is_told_to_load_nothing_from_elsewhere(server, path):
     assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
     assert "unsafe" not in headers["content-security-policy"]
     assert headers["x-content-type-options"] == "nosniff"
+
+
+def test_a_body_that_drips_is_held_against_one_clock(http):
+    def dripping():
+        for byte in json.dumps(ASK).encode():
+            time.sleep(0.05)
+            yield bytes([byte])
+
+    headers = {**bearer("first-key"), "Content-Type": "application/json"}
+    assert http.post(CHAT, content=dripping(), headers=headers).status_code == 408

@@ -163,3 +163,16 @@ def test_an_error_inside_a_stream_is_an_event_and_the_streams_end(start):
 
 def test_a_message_that_is_no_unicode_can_still_be_told():
     assert json.loads(bad_request("no \ud800").response().body)["error"]["message"] == "no \ud800"
+
+
+def test_many_prompts_are_refused_before_any_of_them_is_read(refused, monkeypatch):
+    monkeypatch.setattr("modicum.serve.completions.completion_prompts", None)
+    asked = {"model": "nano", "prompt": ["a"] * 10_000, "max_tokens": 1}
+    assert "prompts times n is 10000" in refused(asked, path="/v1/completions")["message"]
+
+
+def test_the_echo_of_ids_without_a_text_is_refused(refused, generator):
+    tokens, rows = generator.tokenizer.vocab_size, generator.model.config.vocab_size
+    asked = {"model": "nano", "prompt": [rows - 1], "echo": True, "max_tokens": 200}
+    assert rows > tokens, "the model has rows that no token has"
+    assert "echo needs ids that have a text" in refused(asked, path="/v1/completions")["message"]

@@ -71,6 +71,13 @@ def test_a_cursor_of_anothers_making_begins_anew(http, cursor):
     assert (steps(page), page["again"]) == ([1, 2], True)
 
 
+@pytest.mark.parametrize("place", ["5", "0" * 15 + "5", "0" * 14 + "7"])
+def test_a_place_within_a_line_begins_anew(http, run, place):
+    cursor = f"{(run / 'metrics.jsonl').stat().st_ino}-{place}"
+    page = http.get("/runs/a run/pretrain", params={"cursor": cursor}).json()
+    assert (steps(page), page["again"]) == ([1, 2], True)
+
+
 def test_samples_are_those_of_the_evaluation(http, run):
     (run.parent / "evaluate").mkdir(exist_ok=True)
     samples = [{"messages": [{"role": "text", "content": "a"}]}]

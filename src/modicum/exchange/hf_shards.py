@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from modicum.store import UserError, write_json
@@ -36,7 +36,11 @@ def in_shards(file: Path, most: int) -> tuple[str, ...]:
         weight_map: dict[str, str] = {}
         for number, group in enumerate(groups, 1):
             shard = f"{file.stem}-{number:05d}-of-{len(groups):05d}.safetensors"
-            save_file({name: tensors.get_tensor(name) for name in group}, file.with_name(shard), {"format": "pt"})
+            held = {name: tensors.get_tensor(name) for name in group}
+            try:
+                save_file(held, file.with_name(shard), {"format": "pt"})
+            except SafetensorError as error:  # the Rust side wraps what the operating system said
+                raise UserError(f"{shard} could not be written ({error}); make room on the disk") from None
             weight_map |= dict.fromkeys(group, shard)
     file.unlink()
     total = sum(sizes.values())

@@ -125,6 +125,10 @@ def quantize_checkpoint(
     with atomic_directory(out) as folder:
         _write(folder, loaded, student, chosen)
         write_manifest(folder)
+        chosen = replace(chosen, quality=judge(load_checkpoint(folder).model()))  # what is kept is the file
+        faults = chosen.quality.faults(limits)
+        if faults:
+            raise UserError("\n".join([f"{out}: not what was measured before it was written; left out:", *faults]))
         report = _report(folder, loaded, texts, chosen, limits, progress)
         report = replace(report, out=out, to=to, costs=costs, tuned_steps=tune_steps, notes=notes)
         write_json(folder / "quantize.json", {key: value for key, value in report.to_dict().items() if key != "out"})

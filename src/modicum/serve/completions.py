@@ -11,11 +11,12 @@ from modicum.serve.answers import Answers, EventStream, unless_disconnected
 from modicum.serve.errors import bad_request, json_response
 from modicum.serve.head import Head
 from modicum.serve.logprobs import TokenLog
-from modicum.serve.prompts import Prompt, completion_prompts
+from modicum.serve.prompts import Prompt, completion_prompts, prompt_count
 from modicum.serve.requests import CompletionRequest
 from modicum.serve.responses import FinishReason, TextChoice, TextCompletion
 from modicum.serve.sampling import sampling_params, wanted_grammar
 from modicum.serve.service import Served, Service
+from modicum.tokenizer import Tokenizer
 
 # What OpenAI's API takes when a request does not say.
 _MAX_TOKENS = 16
@@ -28,14 +29,14 @@ async def complete_text(service: Service, request: Request, body: CompletionRequ
     _refuse_unsupported(body)
     limit = _MAX_TOKENS if body.max_tokens is None else body.max_tokens
     params = sampling_params(body, served.generator, service.limits, max_tokens=limit, top_logprobs=body.logprobs or 0)
-    prompts = await service.prepare(partial(completion_prompts, served.generator, body))
-    count = len(prompts) * len(params)
+    count = prompt_count(body) * len(params)  # held against the limit before any of them costs time
     if count > service.limits.choices:
         raise bad_request(f"prompt: prompts times n is {count}, more than {service.limits.choices}", "prompt")
+    prompts = await service.prepare(partial(completion_prompts, served.generator, body))
+    choices = [_Choice(served, body, prompt, i) for i, prompt in enumerate(p for p in prompts for _ in params)]
     grammar = wanted_grammar(body, service.limits)
     masks = [None] * count if grammar is None else await served.grammars.masks(grammar, count, param="response_format")
     answers = Answers(served.submit(prompts, params, masks), seconds=service.limits.seconds)
-    choices = [_Choice(served, body, prompt, i) for i, prompt in enumerate(p for p in prompts for _ in params)]
     head = Head.new("cmpl", served)
     if body.stream:
         usage = body.stream_options is not None and bool(body.stream_options.include_usage)
@@ -53,13 +54,21 @@ def _refuse_unsupported(body: CompletionRequest) -> None:
         raise bad_request("echo: the prompt's own logprobs are not computed; ask for one of the two", "echo")
 
 
+def _text_of(tokenizer: Tokenizer, prompt: Prompt) -> str:
+    """Of ids. Raises ApiError for those of the model's rows that no token has."""
+    without = next((i for i in prompt.ids if i >= tokenizer.vocab_size), None)
+    if without is not None:
+        raise bad_request(f"prompt: echo needs ids that have a text; {without} has none", "prompt")
+    return tokenizer.decode(prompt.ids)
+
+
 class _Choice:
     """One continuation as it comes."""
 
     def __init__(self, served: Served, body: CompletionRequest, prompt: Prompt, index: int) -> None:
         tokenizer = served.generator.tokenizer
         self.index = index
-        self._echo = (tokenizer.decode(prompt.ids) if prompt.text is None else prompt.text) if body.echo else ""
+        self._echo = (_text_of(tokenizer, prompt) if prompt.text is None else prompt.text) if body.echo else ""
         self._alternatives = bool(body.logprobs)
         self._log = None if body.logprobs is None else TokenLog(tokenizer, served.silent)
 

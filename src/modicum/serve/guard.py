@@ -77,13 +77,16 @@ class _Body:
     def __init__(self, receive: Receive, limits: Limits) -> None:
         self._receive, self._limits = receive, limits
         self._bytes = 0
+        self._deadline: float | None = None  # of the whole body, not of each of its pieces
         self._whole = False
 
     async def receive(self) -> Message:
         if self._whole:  # what comes now is the disconnect, whenever that is
             return await self._receive()
+        if self._deadline is None:
+            self._deadline = asyncio.get_running_loop().time() + self._limits.body_seconds
         try:
-            async with asyncio.timeout(self._limits.body_seconds):
+            async with asyncio.timeout_at(self._deadline):
                 message = await self._receive()
         except TimeoutError:
             raise ApiError(408, "the body did not arrive in time") from None

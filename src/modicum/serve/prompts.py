@@ -3,11 +3,13 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from modicum.generate import Generator
 from modicum.serve.errors import ApiError, bad_request
 from modicum.serve.requests import CompletionRequest, Message, Tool
+from modicum.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,12 @@ def chat_prompt(generator: Generator, messages: Sequence[Message], tools: Sequen
     _check_room(generator, len(rendered.ids), "messages")
     last = generator.tokenizer.id_bytes(rendered.ids[-1])
     return Prompt(rendered.ids, folded=rendered.text[-1:].isspace() and not last[-1:].isspace())
+
+
+def prompt_count(request: CompletionRequest) -> int:
+    """How many prompts a request has, before they are read."""
+    given = request.prompt
+    return 1 if isinstance(given, str) or any(isinstance(one, int) for one in given[:1]) else len(given)
 
 
 def completion_prompts(generator: Generator, request: CompletionRequest) -> list[Prompt]:
@@ -89,10 +97,15 @@ def _check_arguments(arguments: str, where: str) -> None:
         raise bad_request(f"{where}: a tool call's arguments are not a JSON object", f"{where}.tool_calls")
 
 
+@lru_cache(maxsize=4)
+def _longest(tokenizer: Tokenizer) -> int:
+    """Bytes of its longest token."""
+    return max(len(tokenizer.id_bytes(i)) for i in range(tokenizer.vocab_size))
+
+
 def _check_length(generator: Generator, characters: int, param: str) -> None:
     """Refuse what cannot fit before it costs the time of encoding it: no token has so many characters."""
-    longest = max(len(generator.tokenizer.id_bytes(i)) for i in range(generator.tokenizer.vocab_size))
-    if characters > generator.context * longest:
+    if characters > generator.context * _longest(generator.tokenizer):
         raise _too_long(generator, f"{characters:,} characters", param)
 
 

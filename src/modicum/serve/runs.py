@@ -43,7 +43,7 @@ class Runs:
     """The runs below one directory. Names come from clients, so only those that a listing shows are ever opened."""
 
     def __init__(self, root: Path) -> None:
-        self._root = root
+        self._root = root.resolve()  # "." has no name
 
     def all(self) -> RunList:
         """Every folder with the curves of at least one training stage, the newest first."""
@@ -73,9 +73,12 @@ class Runs:
             found = path.stat()
             # a run that goes on replaces the file: then everything is new
             same, _, place = cursor.partition("-")
-            again = same != str(found.st_ino) or not place.isdecimal() or int(place[:15]) > found.st_size
-            start = 0 if again else int(place)
-            file.seek(start)
+            ours = same == str(found.st_ino) and place.isdecimal() and len(place) <= 15
+            start = int(place) if ours and int(place) <= found.st_size else 0
+            file.seek(max(0, start - 1))
+            if start and file.read(1) != b"\n":  # nobody was given this place
+                start = file.seek(0)
+            again = start == 0
             data = file.read(_AT_ONCE)
         whole = data[: data.rfind(b"\n") + 1]
         records = [json.loads(line) for line in whole.splitlines()]
