@@ -1,7 +1,5 @@
 """One leg of the race: one system learns for a given time and leaves snapshots of its weights. Order on stdin."""
 
-import json
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -11,9 +9,10 @@ from typing import Any
 from safetensors.torch import save_file
 
 from modicum.bench.systems import Learner, Ours, Peer
+from modicum.bench.turns import take_order
 from modicum.data import Loader, WindowRows, open_shards
 from modicum.model import ModelConfig
-from modicum.store import UserError, peak_memory_bytes
+from modicum.store import peak_memory_bytes
 from modicum.train import Schedule
 
 # A run whose end is a time has no number of updates; its schedule is read at the share of the time that is over.
@@ -70,8 +69,4 @@ def _learn(learner: Learner, batches: Loader, order: dict[str, Any], started: fl
 
 
 if __name__ == "__main__":
-    try:
-        print(json.dumps(race(json.load(sys.stdin))))
-    except UserError as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
+    take_order(race)

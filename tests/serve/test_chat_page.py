@@ -197,6 +197,9 @@ def test_a_server_with_a_key_asks_for_it(tab, start):
         page.do("document.querySelector('#key-value').value = 'the-key'")
         page.click("#key-dialog button")
         page.wait("document.querySelector('#model').innerText.startsWith('nano')")
+        page.click("#key")
+        page.do("document.querySelector('#key-value').value = ''")
+        page.do("document.querySelector('#key-dialog').close()")  # as Escape does
         settings(page, max_tokens=3)
         say(page, "Hello")
         wait_for_answer(page)

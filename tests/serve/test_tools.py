@@ -156,3 +156,19 @@ def test_an_answer_is_taken_apart_alike_wherever_it_is_cut(said, calls, data):
             found[-1] = (found[-1][0], found[-1][1] + event.text)
     assert found == written
     assert sum(isinstance(event, Done) for event in events) == len(written)
+
+
+@given(st.recursive(st.none() | st.text(max_size=8) | st.just("see <tool_call> here"), st.lists), st.data())
+def test_json_that_holds_a_markers_letters_is_whole(value, data):
+    text = " " + json.dumps(value)
+    cut = data.draw(st.integers(0, len(text)))
+    reader = CallReader(json_or_calls=True)
+    events = [*reader.feed(text[:cut]), *reader.feed(text[cut:]), *reader.finish()]
+    assert all(isinstance(event, Text) for event in events)
+    assert "".join(event.text for event in events) == text
+
+
+def test_where_json_could_stand_calls_are_still_calls():
+    reader = CallReader(json_or_calls=True)
+    events = [event for letter in whole("f", "{}") for event in reader.feed(letter)]
+    assert [type(event) for event in events if not isinstance(event, Arguments)] == [Call, Done]

@@ -1,7 +1,5 @@
 """The process that measures one system's answers; reads its order from standard input, prints one line."""
 
-import json
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +8,7 @@ from typing import Any
 
 import torch
 
+from modicum.bench.turns import take_order
 from modicum.checkpoint import load_checkpoint
 from modicum.exchange.gguf_runtime import timed
 from modicum.generate import Generator, SamplingParams
@@ -80,14 +79,5 @@ def _transformers(path: str) -> Answering:
     return answer
 
 
-def main() -> None:
-    """Exit status 2 with one line for what the user can mend."""
-    try:
-        print(json.dumps(measure(json.load(sys.stdin))))
-    except UserError as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
-
-
 if __name__ == "__main__":
-    main()
+    take_order(measure)

@@ -1,7 +1,5 @@
 """The process that measures one system's training updates; reads its order from standard input, prints one line."""
 
-import json
-import sys
 import time
 from contextlib import ExitStack
 from statistics import median
@@ -10,9 +8,10 @@ from typing import Any
 import torch
 
 from modicum.bench.systems import Ours, Peer
+from modicum.bench.turns import take_order
 from modicum.data import Batch
 from modicum.model import ModelConfig
-from modicum.store import UserError, peak_memory_bytes
+from modicum.store import peak_memory_bytes
 
 _RATE = 1e-4
 
@@ -53,14 +52,5 @@ def _batch(config: ModelConfig, rows: int, length: int) -> Batch:
     return Batch(ids, positions, torch.zeros(rows, length, dtype=torch.int32), supervised)
 
 
-def main() -> None:
-    """Exit status 2 with one line for what the user can mend."""
-    try:
-        print(json.dumps(measure(json.load(sys.stdin))))
-    except UserError as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
-
-
 if __name__ == "__main__":
-    main()
+    take_order(measure)

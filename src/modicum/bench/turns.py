@@ -29,6 +29,18 @@ def take_turns(
     return answers
 
 
+def take_order(measure: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """What a worker's process does: the order from standard input, its answer as one line to standard output.
+
+    Exit status 2 with one line for what the user can mend.
+    """
+    try:
+        print(json.dumps(measure(json.load(sys.stdin))))
+    except UserError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
+
+
 def _turned(names: Sequence[str], by: int) -> list[str]:
     start = by % len(names)
     return [*names[start:], *names[:start]]

@@ -31,7 +31,7 @@ def serve(
 ) -> None:
     """Serve a checkpoint through the OpenAI API, with a page to talk to it at /.
 
-    Only this machine reaches it unless --host says otherwise. SIGTERM lets answers under way come to their end.
+    Only this machine reaches it unless --host says otherwise. SIGTERM lets answers under way go on for 30 seconds.
     """
     from modicum.store import UserError
 

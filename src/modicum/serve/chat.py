@@ -72,7 +72,7 @@ class _Choice:
     """One answer as it becomes a message: chunks in, deltas out."""
 
     def __init__(self, served: Served, body: ChatRequest, prompt: Prompt, tools: bool) -> None:
-        self._reader = CallReader() if tools else None
+        self._reader = CallReader(json_or_calls=wanted_schema(body) is not None) if tools else None
         self._log = TokenLog(served.generator.tokenizer, served.silent) if body.logprobs else None
         self._folded = prompt.folded
         self._calls: list[Call] = []

@@ -115,11 +115,16 @@ Event = Text | Call | Arguments | Done
 
 
 class CallReader:
-    """Takes an answer apart as it comes; what could still become a marker is held back until it cannot."""
+    """Takes an answer apart as it comes; what could still become a marker is held back until it cannot.
 
-    def __init__(self) -> None:
+    json_or_calls: the answer is either one JSON value, whose strings may hold a marker's letters, or calls alone. Its
+    first character tells which, since no JSON begins as a marker does.
+    """
+
+    def __init__(self, *, json_or_calls: bool = False) -> None:
         self._held = ""
         self._inside = self._named = False
+        self._undecided, self._is_json = json_or_calls, False
 
     def feed(self, text: str) -> Iterator[Event]:
         """The events that are certain now."""
@@ -137,6 +142,13 @@ class CallReader:
             yield Arguments(held)
 
     def _next(self) -> Event | None:
+        if self._undecided and (begun := self._held.lstrip()):
+            self._undecided, self._is_json = False, begun[0] != OPEN[0]
+        if self._undecided:
+            return None
+        if self._is_json:
+            text, self._held = self._held, ""
+            return Text(text) if text else None
         if not self._inside:
             before, found, after = self._held.partition(OPEN)
             if found:

@@ -129,6 +129,8 @@ def joined() -> Iterator[Ranks]:
     ranks = Ranks(rank, world_size, local, control)
     try:
         yield ranks
+        # Together, and not after an error: a closed connection ends the ranks that still listen.
+        dist.barrier(group=control)
     except RuntimeError as error:
         if not _is_lost_connection(error):
             raise
@@ -136,8 +138,6 @@ def joined() -> Iterator[Ranks]:
             "another rank has ended; the run goes on from its newest checkpoint when it is started again, as "
             "`torchrun --max-restarts` does by itself"
         ) from error
-    # Together, and not after an error: a closed connection ends the ranks that still listen.
-    dist.barrier(group=control)
     ranks.group = control = None
     gc.collect()  # engines hold the connections too, in circles
     dist.destroy_process_group()

@@ -23,7 +23,9 @@ function view(name) {
 
 function askForKey() {
   $("key").hidden = false;
-  if (!$("key-dialog").open) $("key-dialog").showModal();
+  if ($("key-dialog").open) return;
+  $("key-dialog").returnValue = "";
+  $("key-dialog").showModal();
 }
 
 async function connect() {
@@ -46,6 +48,7 @@ $("theme").addEventListener("click", () => {
 });
 $("key").addEventListener("click", askForKey);
 $("key-dialog").addEventListener("close", () => {
+  if ($("key-dialog").returnValue !== "ok") return; // put away with Escape: the key stays what it was
   useKey($("key-value").value);
   connect();
 });
