@@ -200,6 +200,8 @@ def test_a_server_with_a_key_asks_for_it(tab, start):
         page.click("#key")
         page.do("document.querySelector('#key-value').value = ''")
         page.do("document.querySelector('#key-dialog').close()")  # as Escape does
+        page.do("new Promise((done) => setTimeout(done, 200))")  # the dialog says later that it was closed
+        assert page.do("sessionStorage.getItem('modicum-key')") == "the-key"
         settings(page, max_tokens=3)
         say(page, "Hello")
         wait_for_answer(page)
