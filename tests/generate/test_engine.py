@@ -241,7 +241,7 @@ def test_any_schedule_gives_each_the_answer_it_gives_alone(generator, prompts, d
     """Requests come at random moments, some are cancelled; all slots are free at the end, and the cache never grew."""
     decoding_slots = data.draw(st.integers(1, 4))
     engine = Engine(generator, slots=decoding_slots, prefill_chunk=data.draw(st.sampled_from([1, 5, 64])))
-    before = [t.data_ptr() for t in engine._decoding._cache.keys]
+    before = [t.data_ptr() for t in engine._decoding._passes.cache.keys]
     engine.start()
     kept = []
     for _ in range(data.draw(st.integers(1, 8))):
@@ -260,7 +260,7 @@ def test_any_schedule_gives_each_the_answer_it_gives_alone(generator, prompts, d
     until(lambda: engine.numbers().active == engine.numbers().queued == 0)
     engine.close()
     assert engine._decoding.free == decoding_slots
-    assert [t.data_ptr() for t in engine._decoding._cache.keys] == before
+    assert [t.data_ptr() for t in engine._decoding._passes.cache.keys] == before
 
 
 def test_slots_that_do_not_fit_into_memory_are_refused_before_it_is_taken(generator, monkeypatch):

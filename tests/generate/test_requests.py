@@ -103,7 +103,7 @@ def test_what_is_not_finite_leaves_with_the_request_that_made_it(tokenizer):
     failed = request()
     decoding.add(failed)
     decoding.step()
-    for layer in decoding._cache.values:
+    for layer in decoding._passes.cache.values:
         layer[:] = torch.nan
     decoding.step()
     assert "not finite" in str(failed.error)

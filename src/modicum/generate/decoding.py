@@ -14,9 +14,8 @@ from torch import Tensor
 
 from modicum.generate.answer import Alternatives, Answer
 from modicum.generate.choice import Chooser, TokenMask, choose
+from modicum.generate.passes import Runtime, make_passes
 from modicum.model import Decoder
-from modicum.model.slots import SlotCache, extend
-from modicum.model.stepper import make_step
 from modicum.store import UserError
 
 
@@ -54,7 +53,7 @@ class Decoding:
 
     def __init__(
         self,
-        model: Decoder,
+        model: Decoder | Runtime,
         never: Tensor,
         *,
         slots: int,
@@ -63,16 +62,15 @@ class Decoding:
         keep: bool = False,
         compiled: bool = False,
     ) -> None:
-        weight = model.model.norm.weight  # rounded matrices have types of their own
-        self._model, self._device, self._chunk = model, weight.device, chunk
+        longest = max(chunk, slots)
+        self._passes = make_passes(model, slots=slots, capacity=capacity, longest=longest, compiled=compiled)
+        self._vocabulary, self._chunk = model.config.vocab_size, chunk
         # float64, which the draw needs, does not exist on Apple's GPUs
-        self._sampling_device = torch.device("cpu") if weight.device.type == "mps" else weight.device
+        device = self._passes.device
+        self._sampling_device = torch.device("cpu") if device.type == "mps" else device
         self._never = never.to(self._sampling_device)
-        self._cache = SlotCache(model.config, slots, capacity, dtype=weight.dtype, device=weight.device)
         self._rows: list[_Row] = []
         self._keep = keep
-        with torch.inference_mode():
-            self._step = make_step(model, self._cache, compiled=compiled)
         # the slots without a request, the one that was free longest first, and the tokens that each still holds
         self._free: deque[int] = deque(range(slots))
         self._held: list[list[int]] = [[] for _ in range(slots)]
@@ -80,7 +78,7 @@ class Decoding:
     @property
     def slots(self) -> int:
         """How many requests can have one at once."""
-        return self._cache.slots
+        return self._passes.slots
 
     @property
     def free(self) -> int:
@@ -95,9 +93,7 @@ class Decoding:
     def add(self, request: Request) -> None:
         """Give it a slot. IndexError when there is none."""
         prompt = request.answer.prompt
-        chooser = Chooser(
-            request.answer.params, prompt, self._model.config.vocab_size, self._sampling_device, request.mask
-        )
+        chooser = Chooser(request.answer.params, prompt, self._vocabulary, self._sampling_device, request.mask)
         slot, request.cached = self._place(prompt)
         self._rows.append(_Row(request, slot, chooser, list(prompt), request.cached))
 
@@ -107,19 +103,14 @@ class Decoding:
             self._rows.remove(row)
             failed = request.error is not None
             if failed:  # what is not finite would reach the next request of this slot, and those that take it over
-                self._cache.clear(row.slot)
+                self._passes.clear(row.slot)
             self._held[row.slot] = row.tokens[: row.read] if self._keep and not failed else []
             self._free.append(row.slot)
 
     @torch.inference_mode()
     def warm(self) -> None:
         """Have everything made that the first request would wait for."""
-        self._model.head(
-            extend(self._model, torch.zeros(1, 1, dtype=torch.int64, device=self._device), self._cache, 0, 0)
-        )
-        for rows in (1, 2):
-            nothing_R = torch.zeros(rows, dtype=torch.int64, device=self._device)
-            self._step(nothing_R, nothing_R, nothing_R + self._cache.capacity, 2)
+        self._passes.warm()
 
     @torch.inference_mode()
     def step(self) -> list[Request]:
@@ -133,9 +124,9 @@ class Decoding:
             if budget <= 0:
                 break
             budget -= row.waiting
-            hidden_1D = self._read_prompt(row)
-            if not row.waiting:
-                read.append((row, self._model.head(hidden_1D).float()))
+            logits_1V = self._read_prompt(row)
+            if logits_1V is not None:
+                read.append((row, logits_1V))
         logits = [logits_1V for _, logits_1V in read]
         if rows:
             logits.append(self._advance(rows))
@@ -148,22 +139,18 @@ class Decoding:
                 self.remove(row.request)
         return [row.request for row in rows]
 
-    def _read_prompt(self, row: _Row) -> Tensor:
-        """The next piece of a prompt; what the head reads after its last token, (1, D)."""
-        piece = row.tokens[row.read : row.read + self._chunk]
-        ids_1T = torch.tensor([piece], device=self._device)
-        hidden_1TD = extend(self._model, ids_1T, self._cache, row.slot, row.read)
+    def _read_prompt(self, row: _Row) -> Tensor | None:
+        """The next piece of a prompt; the logits after it, (1, V), where it is the last."""
+        piece, start = row.tokens[row.read : row.read + self._chunk], row.read
         row.read += len(piece)
-        return hidden_1TD[:, -1]
+        return self._passes.read(piece, row.slot, start, last=not row.waiting)
 
     def _advance(self, rows: Sequence[_Row]) -> Tensor:
         """Logits (R, V) after the newest token of each row."""
-        fed = [(row.tokens[-1], row.slot, row.read) for row in rows]
-        ids_R, slots_R, places_R = (torch.tensor(column, device=self._device) for column in zip(*fed, strict=True))
-        attended = max(row.read for row in rows) + 1
+        places = [row.read for row in rows]
         for row in rows:
             row.read += 1
-        return self._step(ids_R, slots_R, places_R, attended)
+        return self._passes.step([row.tokens[-1] for row in rows], [row.slot for row in rows], places)
 
     def _sample(self, rows: Sequence[_Row], logits_RV: Tensor) -> None:
         tokens_R, failed = choose(logits_RV, [row.chooser for row in rows], self._never)
@@ -213,7 +200,7 @@ class Decoding:
             return best, length
         slot = self._free.popleft()
         if length and slot != best:
-            self._cache.copy(best, slot, length)
+            self._passes.copy(best, slot, length)
         return slot, length
 
 

@@ -11,9 +11,9 @@ from modicum.generate.choice import TokenMask
 from modicum.generate.decoding import Decoding, Request
 from modicum.generate.generator import Generator, evaluation_mode
 from modicum.generate.params import SamplingParams
+from modicum.generate.passes import Runtime, slot_bytes
 from modicum.generate.ticket import QueueFull, Ticket
 from modicum.model import Decoder
-from modicum.model.slots import SlotCache
 from modicum.store import UserError, free_memory
 
 
@@ -204,11 +204,11 @@ class Engine:
             ticket.deliver(fault)
 
 
-def _check_memory(model: Decoder, slots: int, capacity: int) -> None:
+def _check_memory(model: Decoder | Runtime, slots: int, capacity: int) -> None:
     """UserError when the slots do not fit beside the model."""
-    weight = model.model.norm.weight
-    needed = SlotCache.bytes(model.config, slots, capacity, weight.dtype)
-    free = torch.cuda.mem_get_info(weight.device)[0] if weight.device.type == "cuda" else free_memory()
+    needed = slot_bytes(model, slots, capacity)
+    device = model.model.norm.weight.device if isinstance(model, Decoder) else torch.device("cpu")
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
     if needed > free:
         raise UserError(
             f"{slots} slots of {capacity} tokens take {needed / 1e9:.2f} GB of memory, and {free / 1e9:.2f} GB are "

@@ -10,6 +10,7 @@ from torch import nn
 from modicum.generate.answer import Answer, Chunk, Completion
 from modicum.generate.decoding import Decoding, Request
 from modicum.generate.params import SamplingParams
+from modicum.generate.passes import Runtime
 from modicum.model import Decoder
 from modicum.store import UserError
 from modicum.tokenizer import Tokenizer
@@ -24,7 +25,7 @@ class Generator:
     Raises UserError when the tokenizer has more ids than the model.
     """
 
-    def __init__(self, model: Decoder, tokenizer: Tokenizer, *, stop_ids: Sequence[int]) -> None:
+    def __init__(self, model: Decoder | Runtime, tokenizer: Tokenizer, *, stop_ids: Sequence[int]) -> None:
         rows = model.config.vocab_size
         if tokenizer.vocab_size > rows:
             raise UserError(
@@ -127,14 +128,17 @@ class Generator:
                 yield
 
 
-def _on_cpu(model: Decoder) -> bool:
+def _on_cpu(model: Decoder | Runtime) -> bool:
     """There the kernels of decoding, once made, are there in no time; torch.compile would outlast a single answer."""
-    return model.model.norm.weight.device.type == "cpu"
+    return isinstance(model, Decoder) and model.model.norm.weight.device.type == "cpu"
 
 
 @contextmanager
-def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Without dropout inside; afterwards the model trains again if it did before."""
+def evaluation_mode(model: nn.Module | Runtime) -> Iterator[None]:
+    """Without dropout inside; afterwards the model trains again if it did before. Another runtime knows no training."""
+    if not isinstance(model, nn.Module):
+        yield
+        return
     training = model.training
     model.eval()
     try:

@@ -111,7 +111,8 @@ def _answers(road: Road, checkpoints: dict[str, Checkpoint]) -> dict[str, Any]:
     settings, seed = road.recipe.evaluate, road.seed("evaluate")
     chat = checkpoints["chat"]
     heldout: list[Conversation] = conversations(road, chat.tokenizer).heldout
-    generator = Generator(chat.model(), chat.tokenizer, stop_ids=chat.stop_ids)
+    model = chat.model()
+    generator = Generator(model, chat.tokenizer, stop_ids=chat.stop_ids)
     road.listener.progress(0, 2, f"answering {min(settings.prompts, len(heldout))} held-out prompts")
     quality = answer_quality(
         generator, heldout, prompts=settings.prompts, max_new_tokens=settings.max_new_tokens, seed=seed
@@ -123,10 +124,10 @@ def _answers(road: Road, checkpoints: dict[str, Checkpoint]) -> dict[str, Any]:
     road.listener.progress(1, 2, "loss on held-out answers")
     losses = {
         "base": answer_loss(checkpoints["base"].model(), chat.tokenizer, heldout, seed=seed),
-        "chat": answer_loss(generator.model, chat.tokenizer, heldout, seed=seed),
+        "chat": answer_loss(model, chat.tokenizer, heldout, seed=seed),
     }
     if len({tuple(last_exchange(chat.tokenizer, conversation).prompt) for conversation in heldout}) > 1:
-        losses["chat_shuffled"] = answer_loss(generator.model, chat.tokenizer, heldout, shuffle=True, seed=seed)
+        losses["chat_shuffled"] = answer_loss(model, chat.tokenizer, heldout, shuffle=True, seed=seed)
     figures = ", ".join(f"{name.replace('_', ' ')} {loss.nats_per_token:.3f}" for name, loss in losses.items())
     road.listener.say(f"loss on held-out answers, nats a token: {figures}")
     answers = quality.to_dict()

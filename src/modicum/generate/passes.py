@@ -1,0 +1,113 @@
+"""What a Decoding asks of a model: forward passes over slots of its own, in PyTorch or in another runtime."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from modicum.model import Decoder
+from modicum.model.slots import SlotCache, extend
+from modicum.model.stepper import make_step
+
+
+class Passes(Protocol):
+    """A model over `slots` sequences of at most `capacity` tokens. device: where its logits are."""
+
+    slots: int
+    capacity: int
+    device: torch.device
+
+    def read(self, ids: Sequence[int], slot: int, start: int, *, last: bool) -> Tensor | None:
+        """Take ids that come after the first `start` of a slot, whatever stood there. The logits after the last of
+        them, (1, V) float32, where `last` asks for them."""
+        ...
+
+    def step(self, ids: Sequence[int], slots: Sequence[int], places: Sequence[int]) -> Tensor:
+        """Take one token more for each of R slots, at `places`, the first being 0; logits (R, V) float32."""
+        ...
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Give slot `target` the first `length` tokens of slot `source`."""
+        ...
+
+    def clear(self, slot: int) -> None:
+        """Forget a slot, with what is not finite in it."""
+        ...
+
+    def warm(self) -> None:
+        """Have everything made that the first request would wait for."""
+        ...
+
+
+class Sizes(Protocol):
+    """vocab_size: the width of the logits. max_position_embeddings: the context in tokens."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def max_position_embeddings(self) -> int: ...
+
+
+class Runtime(Protocol):
+    """A model that another runtime runs."""
+
+    @property
+    def config(self) -> Sizes: ...
+
+    def slot_bytes(self, slots: int, capacity: int) -> int:
+        """The memory that so many slots take."""
+        ...
+
+    def passes(self, *, slots: int, capacity: int, longest: int) -> Passes:
+        """Its passes, over at most `longest` tokens at once."""
+        ...
+
+
+def make_passes(model: Decoder | Runtime, *, slots: int, capacity: int, longest: int, compiled: bool) -> Passes:
+    """The passes of a model. compiled: as make_step has it; a runtime of its own knows no other way."""
+    if isinstance(model, Decoder):
+        return DecoderPasses(model, slots=slots, capacity=capacity, compiled=compiled)
+    return model.passes(slots=slots, capacity=capacity, longest=longest)
+
+
+def slot_bytes(model: Decoder | Runtime, slots: int, capacity: int) -> int:
+    """The memory that so many slots of so many tokens take beside the model."""
+    if not isinstance(model, Decoder):
+        return model.slot_bytes(slots, capacity)
+    return SlotCache.bytes(model.config, slots, capacity, model.model.norm.weight.dtype)
+
+
+class DecoderPasses:
+    """Those of our own decoder."""
+
+    def __init__(self, model: Decoder, *, slots: int, capacity: int, compiled: bool) -> None:
+        weight = model.model.norm.weight  # rounded matrices have types of their own
+        self.slots, self.capacity, self.device = slots, capacity, weight.device
+        self.cache = SlotCache(model.config, slots, capacity, dtype=weight.dtype, device=weight.device)
+        self._model = model
+        with torch.inference_mode():
+            self._step = make_step(model, self.cache, compiled=compiled)
+
+    def read(self, ids: Sequence[int], slot: int, start: int, *, last: bool) -> Tensor | None:
+        ids_1T = torch.tensor([ids], device=self.device)
+        hidden_1TD = extend(self._model, ids_1T, self.cache, slot, start)
+        return self._model.head(hidden_1TD[:, -1]).float() if last else None
+
+    def step(self, ids: Sequence[int], slots: Sequence[int], places: Sequence[int]) -> Tensor:
+        ids_R, slots_R, places_R = (torch.tensor(column, device=self.device) for column in (ids, slots, places))
+        return self._step(ids_R, slots_R, places_R, max(places) + 1)
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        self.cache.copy(source, target, length)
+
+    def clear(self, slot: int) -> None:
+        self.cache.clear(slot)
+
+    def warm(self) -> None:
+        nothing_11 = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
+        self._model.head(extend(self._model, nothing_11, self.cache, 0, 0))
+        for rows in (1, 2):
+            nothing_R = torch.zeros(rows, dtype=torch.int64, device=self.device)
+            self._step(nothing_R, nothing_R, nothing_R + self.capacity, 2)
