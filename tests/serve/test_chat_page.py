@@ -183,6 +183,9 @@ def test_runs_are_shown_and_grow_while_they_train(page, runs):
     write(metrics, [{"kind": "train", "step": 11, "loss": 3.5}, {"kind": "heldout", "step": 11, "loss": 4.0}], "a")
     page.wait("document.querySelector('#charts').innerText.includes('3.5 at update 11')", 10)
     assert page.do("document.querySelectorAll('circle').length") == 1
+    with metrics.open("a") as file:
+        file.write('{"kind": "tr\n')
+    page.wait("document.querySelector('#run-state').innerText.includes('1 damaged lines')", 10)
     again = runs / "again"
     write(again, [{"kind": "train", "step": 1, "loss": 2.25}])
     os.replace(again, metrics)

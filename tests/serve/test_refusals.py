@@ -15,6 +15,14 @@ def schema(value):
     return {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": value}}}
 
 
+def lark(text):
+    return {"response_format": {"type": "grammar", "grammar": {"syntax": "lark", "definition": text}}}
+
+
+def tool(parameters):
+    return {"type": "function", "function": {"name": "g", "parameters": parameters}}
+
+
 def deep(levels):
     value = {"type": "integer"}
     for _ in range(levels):
@@ -81,8 +89,12 @@ def refused(server):
         (schema(deep(60)), "response_format"),
         (schema({"enum": ["x" * 70_000]}), "response_format"),
         (schema({"type": "integer", "x-guidance": {"lenient": True}}), "response_format"),
+        (schema({"type": "object", "requird": ["a"]}), "response_format"),
+        (schema({"maxLenght": 1}) | {"tools": [TOOL]}, "response_format"),
+        (lark('start: %json {"maxLenght": 1}'), "response_format"),
+        ({"tools": [TOOL, tool({"requird": []})]}, "tools.1.function.parameters"),
         ({"response_format": {"type": "grammar", "grammar": {"syntax": "regex", "definition": "(?=a)"}}}, None),
-        ({"response_format": {"type": "grammar", "grammar": {"syntax": "lark", "definition": "start: end"}}}, None),
+        (lark("start: end"), None),
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": deep(60)}}]}, None),
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"const": "\ud800"}}}]}, None),
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}]}, None),
@@ -105,6 +117,36 @@ def test_a_bad_field_is_named(refused, server, change, param):
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("functions", [{"name": "f", "parameters": {"type": "object"}}]),
+        ("function_call", {"name": "f"}),
+        ("guided_json", {"type": "integer"}),
+        ("guided_json", '{"type": "integer"}'),
+        ("guided_choice", ["yes", "no"]),
+        ("guided_regex", "[0-9]+"),
+        ("guided_grammar", 'root ::= "yes"'),
+        ("structured_outputs", {"choice": ["yes", "no"]}),
+        ("json_schema", {"type": "integer"}),
+        ("regex", "[0-9]+"),
+        ("grammar", 'root ::= "yes"'),
+        ("ebnf", 'root ::= "yes"'),
+    ],
+)
+def test_a_form_that_is_asked_for_in_other_servers_words_is_never_ignored(refused, path, field, value):
+    asked = ASK if "chat" in path else {"model": "nano", "prompt": "hi"}
+    error = refused(asked | {field: value}, path=path)
+    assert error["param"] == field
+    assert error["message"].startswith(f"{field}: not understood here; use ")
+
+
+def test_such_a_field_that_is_null_asks_for_nothing(server):
+    with server.http() as http:
+        assert http.post("/v1/chat/completions", json=ASK | {"functions": None, "grammar": None}).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 @pytest.mark.parametrize("body", [b"{", b"[]", b'"hi"', b"\xff", b"[" * 100_000, b'{"model": NaN}'])
 def test_a_body_that_is_no_request_is_the_clients_fault(refused, path, body):
     refused(body, 400, path, headers={"Content-Type": "application/json"})
@@ -118,7 +160,15 @@ def test_a_body_of_another_content_type_is_not_read(server):
 
 
 def test_a_completion_refuses_what_it_does_not_do(refused):
-    for change in ({"suffix": "x"}, {"best_of": 3}, {"echo": True, "logprobs": 1}, {"prompt": []}, {"n": 5}):
+    for change in (
+        {"tools": [TOOL]},
+        {"tool_choice": "required"},
+        {"suffix": "x"},
+        {"best_of": 3},
+        {"echo": True, "logprobs": 1},
+        {"prompt": []},
+        {"n": 5},
+    ):
         refused({"model": "nano", "prompt": ["a", "b"]} | change, path="/v1/completions")
     refused({"model": "nano", "prompt": [99_999]}, path="/v1/completions")
     refused({"model": "nano", "prompt": [5] * 1024}, path="/v1/completions")

@@ -78,6 +78,36 @@ def test_a_place_within_a_line_begins_anew(http, run, place):
     assert (steps(page), page["again"]) == ([1, 2], True)
 
 
+DAMAGED = [b"{", b"3", b"[1]", b"", b"\xff\xfe", b'{"kind": "train", "st', b"[" * 100_000, b'{"step": 1', b"9" * 5000]
+
+
+@pytest.mark.parametrize("damaged", [*DAMAGED, *(b"\n".join(DAMAGED[i:]) for i in range(2))], ids=lambda d: d[:12])
+def test_damaged_lines_are_left_out_and_counted(http, run, damaged):
+    (run / "metrics.jsonl").write_bytes(line(1).encode() + damaged + b"\n" + line(2).encode() + line(3).encode()[:9])
+    page = http.get("/runs/a run/pretrain").json()
+    assert (steps(page), page["damaged"]) == ([1, 2], damaged.count(b"\n") + 1)
+    with (run / "metrics.jsonl").open("ab") as more:
+        more.write(line(3).encode()[9:])
+    rest = http.get("/runs/a run/pretrain", params={"cursor": page["cursor"]}).json()
+    assert (steps(rest), rest["damaged"]) == ([3], 0)
+
+
+@pytest.mark.parametrize("value", ["NaN", "-Infinity", "1e999"])
+def test_what_is_no_number_in_json_is_null(http, run, value):
+    (run / "metrics.jsonl").write_text(f'{{"kind": "train", "step": 1, "loss": {value}, "note": "\\ud800"}}\n')
+    response = http.get("/runs/a run/pretrain")
+    assert (response.status_code, response.json()["damaged"]) == (200, 0)
+    assert response.json()["records"][0]["loss"] is None
+
+
+@pytest.mark.parametrize("text", [*DAMAGED, b'{"samples": 3}', b'{"samples": [3]}'], ids=lambda d: d[:12])
+def test_damaged_samples_break_nothing(http, run, text):
+    (run.parent / "evaluate").mkdir(exist_ok=True)
+    (run.parent / "evaluate" / "results.json").write_bytes(text)
+    response = http.get("/runs/a run/samples")
+    assert response.status_code == 404 or response.json() == {"samples": []}
+
+
 def test_samples_are_those_of_the_evaluation(http, run):
     (run.parent / "evaluate").mkdir(exist_ok=True)
     samples = [{"messages": [{"role": "text", "content": "a"}]}]

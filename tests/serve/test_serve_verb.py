@@ -1,5 +1,6 @@
 """`modicum serve` as a process: what it refuses, how it says that it is ready, and how it ends."""
 
+import concurrent.futures
 import json
 import signal
 import socket
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import httpx2
 import pytest
+from processes import free_port, start_process, wait_until_ready
 
 from modicum.checkpoint import save_checkpoint
 from modicum.serve import ServerSettings, model_name, serve
@@ -30,38 +32,21 @@ def checkpoint(generator, tmp_path_factory):
     )
 
 
-def start_process(checkpoint, *options, **environment):
-    command = [sys.executable, "-m", "modicum", "serve", str(checkpoint), "--eager", *map(str, options)]
-    kept = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"} | environment
-    return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=kept)
+def wait_until_draining(client):
+    until = time.monotonic() + 10
+    while client.get("/health").json() != {"status": "draining"}:
+        assert time.monotonic() < until, "it takes no notice of the signal"
 
 
-def free_port():
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return listening.getsockname()[1]
-
-
-def wait_until_ready(client, process):
-    for _ in range(1500):
-        assert process.poll() is None, process.stderr.read()
-        try:
-            if client.get("/health").status_code == 200:
-                return
-        except httpx2.TransportError:
-            pass
-        time.sleep(0.02)
-    raise AssertionError("not ready in time")
-
-
-def test_sigterm_lets_an_answer_come_to_its_end_and_the_log_holds_no_prompts(checkpoint, generator):
+def test_sigterm_lets_answers_come_to_their_end_and_the_log_holds_no_prompts(checkpoint, generator):
     port = free_port()
-    process = start_process(checkpoint, "--port", port, MODICUM_API_KEY="the-key")
+    process = start_process(checkpoint, "--port", port, "--slots", 1, MODICUM_API_KEY="the-key")
     forbidden = {str(i): -100 for i in generator.stop_ids}
     asked = {
         "model": "first-sft",
         "messages": [{"role": "user", "content": "a-secret-question"}],
         "max_tokens": 900,
+        "n": 3,
         "logit_bias": forbidden,
         "stream": True,
     }
@@ -73,14 +58,45 @@ def test_sigterm_lets_an_answer_come_to_its_end_and_the_log_holds_no_prompts(che
             lines = response.iter_lines()
             next(lines)
             process.send_signal(signal.SIGTERM)
+            wait_until_draining(client)
+            late = client.post("/v1/chat/completions", json=asked)
             said = [line for line in lines if line.startswith("data: ")]
+    assert (late.status_code, late.json()["error"]["code"]) == (503, "shutting_down")
+    assert int(late.headers["retry-after"]) > 0
     assert said[-1] == "data: [DONE]"
-    assert json.loads(said[-2][6:])["choices"][0]["finish_reason"] == "length"
+    choices = [json.loads(line[6:])["choices"][0] for line in said[:-1]]
+    assert [choice["finish_reason"] for choice in choices if choice["finish_reason"]] == ["length"] * 3
     output, log = process.communicate(timeout=30)
     assert process.returncode == 0, log
     assert "/v1/chat/completions" in output + log
     assert "a-secret-question" not in output + log
     assert "the-key" not in output + log
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_what_does_not_end_in_time_is_cut_with_an_error(checkpoint, generator, stream):
+    port = free_port()
+    process = start_process(checkpoint, "--port", port, "--slots", 1, "--drain-seconds", 1)
+    asked = {"model": "first-sft", "prompt": "a", "max_tokens": 1000, "n": 8, "stream": stream}
+    asked["logit_bias"] = {str(i): -100 for i in generator.stop_ids}
+    with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+        wait_until_ready(client, process)
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(client.post, "/v1/completions", json=asked)
+            while "modicum_active_requests 1" not in client.get("/metrics").text:
+                time.sleep(0.01)
+            process.send_signal(signal.SIGTERM)
+            begun = time.monotonic()
+            response = answer.result(30)
+    assert time.monotonic() - begun < 10
+    if stream:
+        *_, last, done = (line for line in response.text.splitlines() if line)
+        assert (json.loads(last[6:])["error"]["code"], done) == ("shutting_down", "data: [DONE]")
+    else:
+        assert (response.status_code, response.json()["error"]["code"]) == (503, "shutting_down")
+        assert "retry-after" in response.headers
+    _, log = process.communicate(timeout=30)
+    assert process.returncode == 0, log
 
 
 @pytest.mark.parametrize("missing", ["fastapi", "llguidance"])

@@ -6,12 +6,16 @@ from typing import Annotated
 import typer
 
 from modicum.cli.app import verb
-from modicum.cli.generate import Checkpoint
 
 
 @verb("serve", "modicum serve runs/quickstart/sft/checkpoints/last --runs runs")
 def serve(
-    checkpoint: Checkpoint,
+    checkpoint: Annotated[
+        Path,
+        typer.Argument(
+            metavar="CKPT", help="A checkpoint, such as runs/quickstart/sft/checkpoints/last, or a file.gguf."
+        ),
+    ],
     host: Annotated[str, typer.Option(help="The address to listen at; 0.0.0.0 for every network.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
     api_key_file: Annotated[
@@ -27,11 +31,15 @@ def serve(
     cors: Annotated[
         list[str] | None, typer.Option(metavar="ORIGIN", help="A site whose scripts may call; several times for more.")
     ] = None,
+    drain_seconds: Annotated[
+        int, typer.Option(min=0, help="What answers under way get to end after SIGTERM; then they are cut.")
+    ] = 30,
     log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Write requests to the log.")] = False,
 ) -> None:
-    """Serve a checkpoint through the OpenAI API, with a page to talk to it at /.
+    """Serve a checkpoint, or a GGUF file by llama.cpp, through the OpenAI API, with a page to talk to it at /.
 
-    Only this machine reaches it unless --host says otherwise. SIGTERM lets answers under way go on for 30 seconds.
+    Only this machine reaches it unless --host says otherwise. After SIGTERM answers under way come to their end
+    first, and new requests are told to come back (503).
     """
     from modicum.store import UserError
 
@@ -53,6 +61,7 @@ def serve(
             compiled=not eager,
             runs=runs,
             origins=tuple(cors or ()),
+            drain_seconds=drain_seconds,
             log_prompts=log_prompts,
         ),
     )

@@ -10,7 +10,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from modicum.generate import Chunk, Ticket
-from modicum.serve.errors import ApiError, from_exception
+from modicum.serve.errors import from_exception, shutting_down
 from modicum.serve.responses import Usage
 
 T = TypeVar("T")
@@ -53,7 +53,7 @@ class Answers:
                 if isinstance(piece, Exception):
                     raise piece
                 if piece.finish_reason == "cancelled":
-                    raise ApiError(503, "the server is shutting down", code="shutting_down")
+                    raise shutting_down()
                 self._tokens += len(piece.ids)
                 if piece.finish_reason is not None:
                     open_ones.discard(number)

@@ -86,9 +86,7 @@ def create_app(service: Service, *, access: Access | None = None, runs: Path | N
 
     @app.get("/health", response_model=Health, responses={503: {"model": Health}})
     async def health() -> Response:
-        ready = service.served is not None and service.served.engine.ready
-        word = "ok" if ready else "failed" if service.failed else "loading"
-        return json_response({"status": word}, status=200 if ready else 503)
+        return json_response({"status": service.state}, status=200 if service.state == "ok" else 503)
 
     @app.get("/metrics", response_class=PlainTextResponse, responses=_REFUSED)
     async def numbers() -> str:
@@ -111,17 +109,17 @@ def _model(served: Served) -> Model:
 
 
 def _add_runs(app: FastAPI, runs: Runs) -> None:
-    @app.get("/runs", responses=_REFUSED)
-    def all_runs() -> RunList:
-        return runs.all()
+    @app.get("/runs", response_model=RunList, responses=_REFUSED)
+    def all_runs() -> Response:
+        return json_response(runs.all())
 
-    @app.get("/runs/{name}/samples", responses=_REFUSED)
-    def samples(name: str) -> Samples:
-        return runs.samples(name)
+    @app.get("/runs/{name}/samples", response_model=Samples, responses=_REFUSED)
+    def samples(name: str) -> Response:
+        return json_response(runs.samples(name))
 
-    @app.get("/runs/{name}/{stage}", responses=_REFUSED)
-    def curve(name: str, stage: str, cursor: str = "") -> Curve:
-        return runs.curve(name, stage, cursor)
+    @app.get("/runs/{name}/{stage}", response_model=Curve, responses=_REFUSED)
+    def curve(name: str, stage: str, cursor: str = "") -> Response:
+        return json_response(runs.curve(name, stage, cursor))
 
 
 def _add_page(app: FastAPI) -> None:

@@ -5,11 +5,12 @@ A schema, regular expression or grammar that cannot be followed in full is refus
 
 import asyncio
 import json
+import re
 import sys
 from base64 import b64encode
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 import llguidance
 import numpy as np
@@ -19,14 +20,11 @@ from torch import Tensor
 from modicum.serve import grammar_child
 from modicum.serve.errors import bad_request, busy
 from modicum.serve.limits import Limits
+from modicum.serve.schemas import check_schema, compiled_as, spaced
 from modicum.tokenizer import Tokenizer
 from modicum.tokenizer.special import TOOL_MARKERS
 
-if TYPE_CHECKING:
-    from llguidance._lib import JsonCompileOptions
-
-# White space between the parts of JSON: without a bound, a small model can go on with it for ever.
-_SPACE: "JsonCompileOptions" = {"whitespace_pattern": r"( |\n {0,32})?"}
+_SCHEMA = "%json"
 
 
 class Grammars:
@@ -137,10 +135,12 @@ class GrammarMask:
 
 
 def json_grammar(schema: Any, limits: Limits, *, param: str) -> str:
-    """llguidance's grammar for a JSON Schema. Raises ApiError 400 for one that is too large or nested too deeply."""
-    check_size(schema, limits, param)
+    """llguidance's grammar for a JSON Schema. Raises ApiError 400 for one that is too large or cannot be held in
+    full."""
+    check_schema(schema, limits, param)
+    schema, options = compiled_as(schema)
     try:
-        return str(llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_SPACE))
+        return str(llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options))
     except ValueError as error:  # JSON of Python's that is none of Unicode's: a lone surrogate
         raise bad_request(f"{param}: not a JSON Schema ({error})", param) from None
 
@@ -151,36 +151,23 @@ def regex_grammar(pattern: str, limits: Limits, *, param: str) -> str:
 
 
 def lark_grammar(text: str, limits: Limits, *, param: str) -> str:
-    """The grammar of a Lark text (llguidance's dialect)."""
+    """The grammar of a Lark text (llguidance's dialect) of our own making."""
     return str(llguidance.LLMatcher.grammar_from_lark(_text(text, limits, param)))
 
 
-def spaced(schema: Any) -> str:
-    """A schema as a Lark grammar may hold it (`%json ...`), with our bound on white space."""
-    options = {"x-guidance": _SPACE}
-    return json.dumps({**schema, **options} if isinstance(schema, dict) else {"allOf": [schema], **options})
-
-
-def check_size(schema: Any, limits: Limits, param: str) -> None:
-    """Raises ApiError 400 for a schema of too many bytes or levels."""
-    if _depth(schema) > limits.schema_depth:
-        raise bad_request(f"{param}: nested more than {limits.schema_depth} levels deep", param)
-    if len(json.dumps(schema)) > limits.schema_bytes:
-        raise bad_request(f"{param}: more than {limits.schema_bytes:,} bytes", param)
-    if isinstance(schema, dict) and "x-guidance" in schema:
-        raise bad_request(f"{param}: x-guidance is not for clients", param)
-
-
-def _depth(value: Any) -> int:
-    deep, level = 0, [value]
-    while level:
-        level = [child for node in level for child in _children(node)]
-        deep += 1
-    return deep
-
-
-def _children(node: Any) -> Sequence[Any]:
-    return list(node.values()) if isinstance(node, dict) else node if isinstance(node, list) else ()
+def client_grammar(text: str, limits: Limits, *, param: str) -> str:
+    """The same of a client's text: a schema in it (`%json ...`) is held as one by itself would be."""
+    text, done, at = _text(text, limits, param), "", 0
+    while (found := text.find(_SCHEMA, at)) >= 0:
+        begins = re.compile(r"\s*").match(text, found + len(_SCHEMA))
+        assert begins is not None
+        try:
+            schema, end = json.JSONDecoder().raw_decode(text, begins.end())
+        except (ValueError, RecursionError):
+            raise bad_request(f"{param}: expected a JSON Schema behind each {_SCHEMA}", param) from None
+        check_schema(schema, limits, param)
+        done, at = f"{done}{text[at : begins.end()]}{spaced(schema)}", end
+    return str(llguidance.LLMatcher.grammar_from_lark(done + text[at:]))
 
 
 def _text(text: str, limits: Limits, param: str) -> str:

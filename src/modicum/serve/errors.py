@@ -62,6 +62,11 @@ def busy(message: str, *, retry_seconds: int = 1) -> ApiError:
     return ApiError(503, message, code="overloaded", headers={"Retry-After": str(retry_seconds)})
 
 
+def shutting_down() -> ApiError:
+    """503: another server, or the next one here, will answer."""
+    return ApiError(503, "the server is shutting down", code="shutting_down", headers={"Retry-After": "5"})
+
+
 def from_exception(error: BaseException) -> ApiError:
     """What became of a request, in words for its client; what is our fault goes to the log, without the request."""
     if isinstance(error, ApiError):

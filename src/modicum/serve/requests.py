@@ -2,10 +2,35 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+
+
+# Fields by which older or other servers are asked for constrained answers, and what is asked here in their place.
+_FORMS = {
+    "functions": "tools of /v1/chat/completions",
+    "function_call": "tool_choice of /v1/chat/completions",
+    "guided_json": "response_format of type json_schema",
+    "guided_choice": "response_format of type json_schema, with enum",
+    "guided_regex": "response_format of type grammar, syntax regex",
+    "guided_grammar": "response_format of type grammar, syntax lark",
+    "structured_outputs": "response_format",
+    "json_schema": "response_format of type json_schema",
+    "regex": "response_format of type grammar, syntax regex",
+    "grammar": "response_format of type grammar, syntax lark",
+    "ebnf": "response_format of type grammar, syntax lark",
+}
+_TOOLS = dict.fromkeys(("tools", "tool_choice"), "/v1/chat/completions")
+
+
+def _elsewhere(value: object, info: ValidationInfo) -> None:
+    """Ignoring such a field would leave the answer free where its client counts on its form."""
+    if value is not None:
+        use = (_FORMS | _TOOLS)[str(info.field_name)]
+        raise PydanticCustomError("elsewhere", "not understood here; use {use}", {"use": use})
 
 
 class _Fields(BaseModel):
@@ -47,7 +72,8 @@ class StreamOptions(_Fields):
 
 
 class Sampling(_Fields):
-    """What both kinds of completion have in common. `user` and unknown fields are ignored."""
+    """What both kinds of completion have in common. `user` and unknown fields are ignored, but for those that ask for a
+    form."""
 
     model: str
     max_tokens: int | None = Field(default=None, ge=0)
@@ -65,6 +91,19 @@ class Sampling(_Fields):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
+    functions: None = None
+    function_call: None = None
+    guided_json: None = None
+    guided_choice: None = None
+    guided_regex: None = None
+    guided_grammar: None = None
+    structured_outputs: None = None
+    json_schema: None = None
+    regex: None = None
+    grammar: None = None
+    ebnf: None = None
+
+    _no_other_words = field_validator(*_FORMS, mode="before")(_elsewhere)
 
 
 class CompletionRequest(Sampling):
@@ -75,6 +114,10 @@ class CompletionRequest(Sampling):
     logprobs: int | None = Field(default=None, ge=0, le=20)
     suffix: str | None = None
     best_of: int | None = Field(default=None, ge=1, le=128)
+    tools: None = None
+    tool_choice: None = None
+
+    _no_tools = field_validator(*_TOOLS, mode="before")(_elsewhere)
 
 
 class TextPart(_Fields):

@@ -131,4 +131,4 @@ class ModelList(TypedDict):
 
 
 class Health(TypedDict):
-    status: Literal["ok", "loading", "failed"]
+    status: Literal["ok", "loading", "failed", "draining"]

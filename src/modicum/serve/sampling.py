@@ -4,7 +4,7 @@ import secrets
 from typing import Any
 
 from modicum.generate import Generator, SamplingParams
-from modicum.serve.constrain import json_grammar, lark_grammar, regex_grammar
+from modicum.serve.constrain import client_grammar, json_grammar, regex_grammar
 from modicum.serve.errors import bad_request
 from modicum.serve.limits import Limits
 from modicum.serve.requests import GrammarFormat, Sampling, SchemaFormat
@@ -54,7 +54,7 @@ def wanted_grammar(request: Sampling, limits: Limits) -> str | None:
     """llguidance's grammar of the answer, or None for free text."""
     wanted = request.response_format
     if isinstance(wanted, GrammarFormat):
-        write = lark_grammar if wanted.grammar.syntax == "lark" else regex_grammar
+        write = client_grammar if wanted.grammar.syntax == "lark" else regex_grammar
         return write(wanted.grammar.definition, limits, param="response_format")
     schema = wanted_schema(request)
     return None if schema is None else json_grammar(schema, limits, param="response_format")

@@ -1,11 +1,12 @@
 """The process: a socket, what is loaded behind it, and an orderly end."""
 
+import asyncio
 import logging
 import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -20,6 +21,8 @@ from modicum.serve.limits import Limits
 from modicum.serve.service import Served, Service, model_name
 from modicum.store import UserError
 
+# Seconds for the last bytes of what was answered to go out, to a reader that is slow.
+_LAST_WORDS = 5
 KEY_VARIABLE = "MODICUM_API_KEY"
 
 
@@ -44,7 +47,8 @@ class ServerSettings:
 
 
 def serve(checkpoint: Path, settings: ServerSettings, *, limits: Limits | None = None) -> None:
-    """Serve a checkpoint until SIGTERM or Ctrl-C; then answers that are under way come to their end first.
+    """Serve a checkpoint, or a GGUF file, which llama.cpp runs, until SIGTERM or Ctrl-C; then answers that are under
+    way come to their end first.
 
     Faults of the checkpoint and of the settings are raised before anything listens.
     """
@@ -55,10 +59,10 @@ def serve(checkpoint: Path, settings: ServerSettings, *, limits: Limits | None =
     for origin in settings.origins:
         if origin == "*" or "://" not in origin or origin.count("/") != 2:
             raise UserError(f"--cors {origin}: expected one site, such as https://chat.example.org")
-    loaded = load_checkpoint(checkpoint)
+    generator_of, runtime = _gguf(checkpoint) if checkpoint.suffix == ".gguf" else _own(checkpoint)
 
     def load() -> Served:
-        generator = Generator(loaded.model(), loaded.tokenizer, stop_ids=loaded.stop_ids)
+        generator = generator_of()
         engine = Engine(generator, slots=settings.slots, max_queue=settings.max_queue, compiled=settings.compiled)
         return Served(model_name(checkpoint), generator, engine, limits)
 
@@ -72,21 +76,50 @@ def serve(checkpoint: Path, settings: ServerSettings, *, limits: Limits | None =
     app = create_app(service, access=Access(keys, hosts, settings.origins), runs=settings.runs)
     config = uvicorn.Config(
         app,
-        timeout_graceful_shutdown=settings.drain_seconds,
+        timeout_graceful_shutdown=_LAST_WORDS,
         server_header=False,
         log_level="info",
     )
-    server = _Server(config)
+    server = _Server(config, service, settings.drain_seconds)
     service.on_fault = server.stop
     with _listening(settings.host, settings.port) as listening:
-        print(f"{model_name(checkpoint)} at http://{_shown(listening)}/", file=sys.stderr)
+        print(f"{model_name(checkpoint)}{runtime} at http://{_shown(listening)}/", file=sys.stderr)
         server.run(sockets=[listening])
     if service.fault is not None:
         raise service.fault
 
 
+def _own(checkpoint: Path) -> tuple[Callable[[], Generator], str]:
+    """What loads a checkpoint's model, once it is known to be whole; and words for what runs it."""
+    loaded = load_checkpoint(checkpoint)
+    return lambda: Generator(loaded.model(), loaded.tokenizer, stop_ids=loaded.stop_ids), ""
+
+
+def _gguf(file: Path) -> tuple[Callable[[], Generator], str]:
+    """The same of a GGUF file."""
+    from modicum.serve.gguf import read_source  # these need exchange and llama.cpp, which nothing else here does
+    from modicum.serve.llama import LlamaModel
+
+    source = read_source(file)
+    return lambda: Generator(LlamaModel(source), source.tokenizer, stop_ids=source.stop_ids), " (llama.cpp runs it)"
+
+
 class _Server(uvicorn.Server):
-    """uvicorn's, but ending by SIGTERM is a good end: status 0, once all answers are given."""
+    """uvicorn's, but ending by SIGTERM is a good end: status 0, once all answers are given, or `drain_seconds` are over
+    and the rest is cut with an error. Until then it listens, so that others are told to come back."""
+
+    def __init__(self, config: uvicorn.Config, service: Service, drain_seconds: float) -> None:
+        super().__init__(config)
+        self._service, self._drain_seconds = service, drain_seconds
+
+    async def main_loop(self) -> None:
+        """Until it is told to end, and what was begun has ended. A second Ctrl-C waits for nothing."""
+        await super().main_loop()
+        draining = asyncio.ensure_future(self._service.close(drain_seconds=self._drain_seconds))
+        while not draining.done() and not self.force_exit:
+            await asyncio.sleep(0.05)
+        await self._service.close()
+        await draining
 
     def stop(self) -> None:
         """End as a signal would."""

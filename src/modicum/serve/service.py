@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from modicum.generate import Engine, Generator, QueueFull, SamplingParams, Ticket
 from modicum.serve.constrain import GrammarMask, Grammars
-from modicum.serve.errors import LOG, ApiError, busy
+from modicum.serve.errors import LOG, ApiError, busy, shutting_down
 from modicum.serve.limits import Limits
 from modicum.serve.prompts import Prompt
 from modicum.serve.requests import Sampling
@@ -63,7 +63,7 @@ class Served:
             if isinstance(error, QueueFull):
                 raise busy("too many requests are waiting", retry_seconds=self.limits.retry_seconds) from None
             if isinstance(error, RuntimeError) and not self.engine.ready:
-                raise ApiError(503, "the model does not answer any more", code="unavailable") from error
+                raise shutting_down() if self.engine.fault is None else _unavailable("has failed") from error
             raise
         return tickets
 
@@ -77,7 +77,7 @@ class Service:
     def __init__(self, load: Callable[[], Served], limits: Limits, *, log_prompts: bool = False) -> None:
         self._load, self.limits, self._log_prompts = load, limits, log_prompts
         self._served: Served | None = None
-        self._preparing = 0
+        self._preparing, self._closing = 0, False
         self.fault: Exception | None = None
         self.on_fault: Callable[[], None] = lambda: None
 
@@ -93,7 +93,8 @@ class Service:
             self._served = served
 
     async def close(self, *, drain_seconds: float = 0) -> None:
-        """End the engine; what it still does gets so many seconds."""
+        """Take no more requests, and end the engine; what it still does gets so many seconds."""
+        self._closing = True
         if self._served is not None:
             await asyncio.to_thread(partial(self._served.engine.close, drain_seconds=drain_seconds))
 
@@ -103,16 +104,22 @@ class Service:
         return self._served
 
     @property
-    def failed(self) -> bool:
-        """Whether it will not answer any more."""
-        return self.fault is not None or (self._served is not None and self._served.engine.fault is not None)
+    def state(self) -> Literal["ok", "loading", "failed", "draining"]:
+        """Whether it answers; draining: it is told to end, and only what it has begun is still answered."""
+        engine = None if self._served is None else self._served.engine
+        if self.fault is not None or (engine is not None and engine.fault is not None):
+            return "failed"
+        if self._closing:
+            return "draining"
+        return "ok" if engine is not None and engine.ready else "loading"
 
     def ready(self, name: str | None = None) -> Served:
-        """The model of this name. Raises ApiError 503 while it is loading, 404 for another name."""
-        served = self._served
-        if served is None or not served.engine.ready:
-            word = "has failed" if self.failed else "is loading"
-            raise ApiError(503, f"the model {word}", code="unavailable", headers={"Retry-After": "2"})
+        """The model of this name. Raises ApiError 503 while it is loading or the server ends, 404 for another name."""
+        served, state = self._served, self.state
+        if state == "draining":
+            raise shutting_down()
+        if served is None or state != "ok":
+            raise _unavailable("has failed" if state == "failed" else "is loading")
         if name is not None and name != served.name:
             message = f"the model {name[:100]!a} is not served here; /v1/models lists what is"
             raise ApiError(404, message, param="model", code="model_not_found")
@@ -134,9 +141,15 @@ class Service:
             self._preparing -= 1
 
 
+def _unavailable(what: str) -> ApiError:
+    return ApiError(503, f"the model {what}", code="unavailable", headers={"Retry-After": "2"})
+
+
 def model_name(checkpoint: Path) -> str:
-    """What a checkpoint is called: quickstart-sft for runs/quickstart/sft/checkpoints/last, else its folder's name."""
+    """What a checkpoint is called: quickstart-sft for runs/quickstart/sft/checkpoints/last, else as its folder is, or
+    its GGUF file."""
     path = checkpoint.absolute()
+    path = path.with_suffix("") if path.suffix == ".gguf" else path
     parts = path.parts
     name = "-".join(parts[-4:-2]) if len(parts) > 4 and parts[-2] == "checkpoints" else path.name
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-") or "model"

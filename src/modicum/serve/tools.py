@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from modicum.serve.constrain import check_size, spaced
 from modicum.serve.errors import bad_request
 from modicum.serve.limits import Limits
 from modicum.serve.requests import ChatRequest, NamedTool, Tool
+from modicum.serve.schemas import check_schema, spaced
 from modicum.store import UserError
 from modicum.tokenizer import Tokenizer
 
@@ -64,6 +64,7 @@ def call_grammar(request: ChatRequest, tools: Sequence[Tool], schema: Any, limit
     elif schema is None:
         rules += ["start: TEXT? calls?", f"TEXT: /[\\s\\S]+/ & ~/[\\s\\S]*{OPEN}[\\s\\S]*/"]
     else:
+        check_schema(schema, limits, "response_format")
         rules += ["start: body | calls", f"body: %json {spaced(schema)}"]
     bodies = []
     for number, tool in enumerate(tools):
@@ -79,7 +80,7 @@ def _arguments(tool: Tool, number: int, limits: Limits) -> dict[str, Any]:
     schema = tool.function.parameters
     if not schema:
         return {"type": "object", "properties": {}, "additionalProperties": False}
-    check_size(schema, limits, param)
+    check_schema(schema, limits, param)
     if schema.get("type", "object") != "object":
         raise bad_request(f"{param}: arguments are an object, so its type must be object", param)
     return {**schema, "type": "object"}

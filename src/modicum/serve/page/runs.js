@@ -17,7 +17,7 @@ export async function hasRuns() {
 }
 
 export function startRuns() {
-  let records = [], cursor = "", shown = "", timer = null, samplesOf = "";
+  let records = [], damaged = 0, cursor = "", shown = "", timer = null, samplesOf = "";
 
   function options(select, names) {
     const chosen = select.value;
@@ -36,13 +36,14 @@ export function startRuns() {
     }
     options($("stage"), run.stages);
     const path = `/runs/${encodeURIComponent(run.name)}/${$("stage").value}`;
-    if (path !== shown) [records, cursor, shown] = [[], "", path];
+    if (path !== shown) [records, damaged, cursor, shown] = [[], 0, "", path];
     let changed = false, page;
     do {
       page = await get(`${path}?cursor=${encodeURIComponent(cursor)}`);
       if (path !== shown) return; // another was chosen meanwhile
-      if (page.again) records = [];
+      if (page.again) [records, damaged] = [[], 0];
       records.push(...page.records);
+      damaged += page.damaged;
       changed ||= page.again || page.records.length > 0;
       cursor = page.cursor;
     } while (page.more);
@@ -50,7 +51,8 @@ export function startRuns() {
     const last = records.at(-1);
     const checkpoints = run.checkpoints[$("stage").value].length;
     const live = Date.now() / 1000 - run.changed < 60 ? "live, " : "";
-    $("run-state").textContent = last ? `${live}update ${last.step}, ${checkpoints} checkpoints` : "no updates yet";
+    const state = last ? `${live}update ${last.step}, ${checkpoints} checkpoints` : "no updates yet";
+    $("run-state").textContent = damaged ? `${state}; ${damaged} damaged lines of metrics.jsonl are left out` : state;
     await samples(run);
   }
 
