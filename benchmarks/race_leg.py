@@ -36,7 +36,7 @@ def race(order: dict[str, Any]) -> dict[str, Any]:
     started = time.perf_counter()
     with ExitStack() as settings:
         system = Ours.from_plain(order["ours"]) if "ours" in order else Peer(**order["peer"])
-        learner = system.learner(ModelConfig(**order["config"]), settings)
+        learner = system.learner(ModelConfig(**order["config"]), order["length"], settings)
         points = list(_learn(learner, batches, order, started))
     return {
         "mode": learner.mode,

@@ -55,7 +55,7 @@ def test_the_peer_learns_from_the_same_targets_on_the_same_network():
 
 
 def test_the_peers_update_moves_all_of_its_weights_and_gives_them_in_our_names():
-    learner = Peer(mode="eager").learner(CONFIG, ExitStack())
+    learner = Peer(mode="eager").learner(CONFIG, 16, ExitStack())
     assert (learner.mode, learner.dtype) == ("bfloat16 eager", "bfloat16")
     before = {name: weight.clone() for name, weight in learner.weights().items()}
     assert before.keys() == Decoder(CONFIG).state_dict().keys()
@@ -84,7 +84,7 @@ def test_speeds_are_medians_and_gflops_follow_from_the_models_arithmetic(monkeyp
 
 def test_ours_is_measured_under_the_trainers_own_settings_until_the_end():
     with ExitStack() as settings:
-        Ours("float32").learner(CONFIG, settings)
+        Ours("float32").learner(CONFIG, 16, settings)
         gc.collect()
         assert torch.are_deterministic_algorithms_enabled()
     assert not torch.are_deterministic_algorithms_enabled()
@@ -122,7 +122,7 @@ def test_litgpts_weights_in_our_names_predict_the_same(grouped):
     pytest.importorskip("litgpt", reason="litgpt's requirements exclude transformers'; it is installed without them")
     config = replace(CONFIG, num_key_value_heads=2 if grouped else 4)
     batch = _batch(config, 2, 16)
-    learner = Peer("litgpt", "eager", "float32").learner(config, ExitStack())
+    learner = Peer("litgpt", "eager", "float32").learner(config, 16, ExitStack())
     learner.update(batch, 1e-2)
     ours = Decoder(config)
     ours.load_state_dict(learner.weights())

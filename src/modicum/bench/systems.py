@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from modicum.data import Batch
 from modicum.model import Decoder, ModelConfig
 from modicum.store import UserError
-from modicum.train import OptimizerSettings, SupervisedLoss, Wishes, choose, make_update, prepared
+from modicum.train import AttentionShape, OptimizerSettings, SupervisedLoss, Wishes, choose, make_update, prepared
 from modicum.train.allocator import keep_freed_memory
 from modicum.train.optimizer import Optimizer
 
@@ -49,14 +49,17 @@ class Ours:
         """What dataclasses.asdict made, back from JSON."""
         return cls(**{**values, "optimizer": OptimizerSettings(**values["optimizer"])})
 
-    def learner(self, config: ModelConfig, settings: ExitStack) -> Learner:
-        """settings: holds PyTorch's global ones, which the trainer makes, until it is closed."""
+    def learner(self, config: ModelConfig, length: int, settings: ExitStack) -> Learner:
+        """length: tokens in a row. settings: holds PyTorch's global ones, which the trainer makes, until it is
+        closed."""
         wishes = Wishes("cpu", self.dtype, activation_checkpointing=self.activation_checkpointing)
-        choices = choose(wishes, flops=_ALWAYS, earlier=None, say=lambda _: None)
+        shape = AttentionShape.of(config, length)
+        choices = choose(wishes, flops=_ALWAYS, earlier=None, say=lambda _: None, shape=shape)
         keep_freed_memory()
         settings.enter_context(prepared(choices))
         model = Decoder(config).train()
         model.activation_checkpointing = choices.activation_checkpointing
+        model.attention_block = choices.attention_block
         loss = SupervisedLoss(model, device=torch.device("cpu"), dtype=choices.torch_dtype, compiled=choices.compile)
         optimizer = Optimizer(model, self.optimizer)
 
@@ -84,7 +87,7 @@ class Peer:
     def words(self) -> str:
         return f"{self.dtype} {self.mode}" + (", our allocator settings" if self.our_allocator else "")
 
-    def learner(self, config: ModelConfig, settings: ExitStack) -> Learner:  # noqa: ARG002 (it makes no global ones)
+    def learner(self, config: ModelConfig, length: int, settings: ExitStack) -> Learner:  # noqa: ARG002 (not its own)
         """Raises UserError when the peer's package is missing, or the peer cannot build this network."""
         if self.our_allocator:
             keep_freed_memory()

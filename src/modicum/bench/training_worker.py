@@ -26,7 +26,7 @@ def measure(order: dict[str, Any]) -> dict[str, Any]:
     batch = _batch(config, order["rows"], order["length"])
     seconds = []
     with ExitStack() as settings:
-        learner = system.learner(config, settings)
+        learner = system.learner(config, order["length"], settings)
         learner.update(batch, _RATE)
         for _ in range(order["updates"]):
             start = time.perf_counter()

@@ -39,8 +39,8 @@ class Decoder(nn.Module):
     """A decoder with freshly initialised weights.
 
     attention_impl: "sdpa", "blocks" (of attention_block queries), or "auto", which takes blocks where they were
-    measured to be faster: on a CPU, with gradients, without a cache, above 128 tokens, in compiled code. (Uncompiled
-    they take the same time and more memory.)
+    measured to be faster: on a CPU, with gradients, without a cache, for more tokens than one block, in compiled code.
+    (Uncompiled they take the same time and more memory.) With an attention_block of 0, "auto" is "sdpa".
     activation_checkpointing: keep only the inputs of each block and compute the rest again in the backward pass.
     """
 
@@ -195,7 +195,8 @@ class Decoder(nn.Module):
             return self.attention_impl
         trains_on_cpu = torch.is_grad_enabled() and x_BTD.device.type == "cpu" and cache is None
         compiled = torch.compiler.is_compiling() or self.model.layers[0]._compiled_call_impl is not None
-        return "blocks" if trains_on_cpu and compiled and x_BTD.shape[1] > 128 else "sdpa"
+        blocks = 0 < self.attention_block < x_BTD.shape[1]
+        return "blocks" if trains_on_cpu and compiled and blocks else "sdpa"
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """As nn.Module's. A tied model takes a state with `lm_head.weight` too, where it equals the embedding."""

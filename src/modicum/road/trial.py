@@ -19,7 +19,7 @@ from modicum.data import Batch
 from modicum.evaluate.scoring import Scored, token_logprobs
 from modicum.model import Decoder, KVCache, ModelConfig
 from modicum.store import UserError, peak_memory_bytes
-from modicum.train import OptimizerSettings, SupervisedLoss, Wishes, choose, make_update, prepared
+from modicum.train import AttentionShape, OptimizerSettings, SupervisedLoss, Wishes, choose, make_update, prepared
 from modicum.train.allocator import keep_freed_memory
 from modicum.train.optimizer import Kind, Optimizer
 
@@ -80,13 +80,15 @@ def try_updates(config: ModelConfig, *, rows: int, length: int, wishes: Wishes, 
 
 def measure(config: ModelConfig, *, rows: int, length: int, wishes: Wishes, optimizer: Kind, flops: float) -> Trial:
     """The trial itself, in this process."""
-    choices = choose(wishes, flops=flops, earlier=None, say=lambda _: None)
+    shape = AttentionShape.of(config, length)
+    choices = choose(wishes, flops=flops, earlier=None, say=lambda _: None, shape=shape)
     device = torch.device(choices.device)
     if choices.device == "cpu":
         keep_freed_memory()
     program = peak_memory_bytes()
     model = Decoder(config).to(device).train()
     model.activation_checkpointing = choices.activation_checkpointing
+    model.attention_block = choices.attention_block
     moved = Optimizer(model, OptimizerSettings(optimizer))
     batch = synthetic_batch(config, rows=rows, length=length)
     with prepared(choices):

@@ -11,6 +11,7 @@ from modicum.store.atomic import (
     write_json,
     write_text,
 )
+from modicum.store.cache import cache_folder
 from modicum.store.errors import UserError
 from modicum.store.fingerprint import Fingerprints
 from modicum.store.hashes import hash_file, hash_json, hash_tree
@@ -28,6 +29,7 @@ __all__ = [
     "StageManifest",
     "UserError",
     "atomic_directory",
+    "cache_folder",
     "free_memory",
     "hash_file",
     "hash_json",

@@ -3,6 +3,7 @@
 It takes a decoder and batches, and leaves metrics and checkpoints in a folder, from which it goes on bit for bit.
 """
 
+from modicum.train.attention import AttentionShape
 from modicum.train.loop import train
 from modicum.train.loss import SupervisedLoss
 from modicum.train.machine import Choices, Wishes, choose, prepared
@@ -16,6 +17,7 @@ from modicum.train.update import make_update
 
 __all__ = [
     "ALONE",
+    "AttentionShape",
     "Batches",
     "Choices",
     "Interrupted",

@@ -15,6 +15,7 @@ from modicum.model import Decoder
 from modicum.store import UserError, remove_leftovers
 from modicum.tokenizer import Tokenizer
 from modicum.train.allocator import keep_freed_memory
+from modicum.train.attention import AttentionShape
 from modicum.train.machine import Choices, Wishes, choose, prepared
 from modicum.train.metrics import MetricsFile
 from modicum.train.optimizer import OptimizerSettings
@@ -69,12 +70,15 @@ def train(
         folder = newest(checkpoints)
         before = None if folder is None else _checked(load_checkpoint(folder, verify=False), model, identity, steps)
         batches.check(steps * batches.batch_size)
+        rows, length = _size(batches)
+        tokens = rows * length * steps * ranks.world_size
         choices = choose(
             wishes,
-            flops=0.0 if before else 6.0 * model.config.parameter_count() * steps * _tokens(batches) * ranks.world_size,
+            flops=0.0 if before else 6.0 * model.config.parameter_count() * tokens,
             earlier=before["choices"] if before else None,
             say=say,
             ranks=ranks,
+            shape=AttentionShape.of(model.config, length),
         )
         return folder, before, choices
 
@@ -151,9 +155,9 @@ def _seed(seed: int, rank: int, step: int) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}/{rank}/{step}".encode("ascii")).digest()[:4], "big")
 
 
-def _tokens(batches: Batches) -> int:
-    """Inputs an update reads. The batch that is looked at is handed out again."""
+def _size(batches: Batches) -> tuple[int, int]:
+    """Rows, and the inputs of a row, that an update reads. The batch that is looked at is handed out again."""
     state = batches.state_dict()
-    tokens = next(batches).documents.numel()
+    rows, length = next(batches).documents.shape
     batches.load_state_dict(state)
-    return tokens
+    return rows, length

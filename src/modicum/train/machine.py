@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 
 from modicum.store import UserError, processor_flags, processor_name
+from modicum.train.attention import USUAL_BLOCK, AttentionShape, fastest_block
 from modicum.train.compiler import compiler_fault
 from modicum.train.parallel import Parallel
 from modicum.train.ranks import ALONE, Ranks
@@ -35,7 +36,10 @@ class Wishes:
 
 @dataclass(frozen=True)
 class Choices:
-    """What the run does. `machine` and `torch_version` only say where that was; parallel is None for one process."""
+    """What the run does. `machine` and `torch_version` only say where that was; parallel is None for one process.
+
+    attention_block: queries a block in compiled training on a CPU, 0 for PyTorch's kernel.
+    """
 
     device: str
     dtype: str
@@ -46,6 +50,7 @@ class Choices:
     torch_version: str
     ranks: int = 1
     parallel: Parallel | None = None
+    attention_block: int = USUAL_BLOCK
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -64,8 +69,10 @@ def choose(
     earlier: Mapping[str, Any] | None,
     say: Callable[[str], None],
     ranks: Ranks = ALONE,
+    shape: AttentionShape | None = None,
 ) -> Choices:
     """Decide what the user left open. flops: arithmetic of the whole run, which decides whether compiling pays.
+    shape: of one rank's attention, to take the fastest one for it where the run is compiled; None takes the usual one.
 
     earlier: `Choices.plain()` of the run that goes on; those stand where nothing else is asked for, except for threads,
     which follow the machine. When the machine or
@@ -84,16 +91,21 @@ def choose(
     if fault is not None:
         say(f"torch.compile is off, so training takes about half as long again: {fault}")
         compiled = False
+    threads = wishes.threads or torch.get_num_threads()
+    block = before.get("attention_block", USUAL_BLOCK)
+    if shape is not None and compiled and device == "cpu" and not before:
+        block = fastest_block(shape, torch.bfloat16 if dtype == "bfloat16" else torch.float32, threads, say)
     chosen = Choices(
         device=device,
         dtype=dtype,
         compile=compiled,
-        threads=wishes.threads or torch.get_num_threads(),
+        threads=threads,
         activation_checkpointing=wishes.activation_checkpointing,
         machine=torch.cuda.get_device_name() if device == "cuda" else processor_name(),
         torch_version=torch.__version__,
         ranks=ranks.world_size,
         parallel=None if ranks.group is None else wishes.parallel,
+        attention_block=int(block),
     )
     now = chosen.plain()
     changed = [f"{name} {before[name]} -> {now[name]}" for name in now if before.get(name, now[name]) != now[name]]

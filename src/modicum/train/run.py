@@ -60,6 +60,7 @@ class Run:
     def __post_init__(self) -> None:
         choices = self.choices
         self.model.activation_checkpointing = choices.activation_checkpointing
+        self.model.attention_block = choices.attention_block
         self.loss = SupervisedLoss(
             self.model, device=torch.device(choices.device), dtype=choices.torch_dtype, compiled=choices.compile
         )
