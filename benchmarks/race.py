@@ -1,13 +1,14 @@
-"""Equal time, same network, same corpus: who predicts held-out text better, and after how long?
+"""Equal time, same sizes, same corpus: who predicts held-out text better, and after how long?
 
     python benchmarks/race.py recipes/race.yaml --heldout HELDOUT.jsonl.gz --minutes 20 --out race
 
-The recipe names corpus, tokenizer, network, batch, and how modicum trains. Each peer (transformers' network in a plain
-script: AdamW 0.9/0.95, decay 0.1, cosine to 0 after 2 % warm-up) first runs --sweep-minutes at each learning rate of
---sweep; its best one is raced. Each leg is a process of its own with an empty compiler cache; its clock includes
-building and compiling. All snapshots are scored by modicum's bits per byte, whose protocol evaluate/bits.py states.
-Writes race.json, race.png and prints the table. Rows besides modicum and its peers: modicum with a third of the time,
-and the first peer with modicum's allocator settings, so that one sees what those alone bring.
+The recipe names corpus, tokenizer, network, batch, and how modicum trains. Each peer (a Llama of the same sizes in a
+plain script, so without QK-norm: AdamW 0.9/0.95, decay 0.1, cosine to 0 after 2 % warm-up) first runs --sweep-minutes
+at each learning rate of --sweep; its best one is raced. Each leg is a process of its own with empty caches; its clock
+includes building, compiling, and measuring which attention is fastest. All snapshots are scored by modicum's bits per
+byte, whose protocol evaluate/bits.py states. Writes race.json, race.png and prints the table. Rows besides modicum and
+its peers: modicum with a third of the time, and the first peer with modicum's allocator settings, so that one sees what
+those alone bring.
 """
 
 import argparse
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +75,9 @@ class Race:
         return self._leg(name, {"ours": asdict(system), "schedule": schedule, "points": POINTS, **end})
 
     def peer(self, name: str, peer: Peer, rate: float, end: dict[str, Any], points: int = POINTS) -> dict[str, Any]:
-        schedule = {"kind": "cosine", "peak": rate}
-        return self._leg(name, {"peer": asdict(peer), "schedule": schedule, "points": points, **end})
+        config = replace(self.config, qk_norm=False)
+        order = {"config": asdict(config), "peer": asdict(peer), "schedule": {"kind": "cosine", "peak": rate}}
+        return self._leg(name, {**order, "points": points, **end})
 
     def best_rate(self, peer: Peer, rates: list[float], end: dict[str, Any]) -> float:
         """The learning rate whose short run ends with the fewest bits per byte."""
@@ -94,7 +96,7 @@ class Race:
         print(f"{name} ...", file=sys.stderr, flush=True)
         leg = Path(__file__).with_name("race_leg.py")
         with tempfile.TemporaryDirectory(dir=self.out) as folder:
-            environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": f"{folder}/compiled"}
+            environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": f"{folder}/compiled", "XDG_CACHE_HOME": folder}
             done = subprocess.run(
                 [sys.executable, leg],
                 input=json.dumps({**order, "out": folder}),
@@ -107,13 +109,13 @@ class Race:
                 raise UserError(f"{name}: the leg ended with status {done.returncode}")
             answer = {"name": name, "order": order, **json.loads(done.stdout.splitlines()[-1])}
             for point in answer["points"]:
-                point |= self._score(Path(folder) / point.pop("file"))
+                point |= self._score(Path(folder) / point.pop("file"), ModelConfig(**order["config"]))
         known.write_text(json.dumps(answer, indent=1))
         print(f"{name}: {answer['said']}, {answer['points'][-1]['bits_per_byte']:.3f}", file=sys.stderr, flush=True)
         return answer
 
-    def _score(self, weights: Path) -> dict[str, float]:
-        model = Decoder(self.config)
+    def _score(self, weights: Path, config: ModelConfig) -> dict[str, float]:
+        model = Decoder(config)
         model.load_state_dict(load_file(weights))
         found = bits_per_byte(
             model,
