@@ -36,6 +36,16 @@ def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers(generator
         generator.generate([prompts[0], prompts[3] + [30]], SamplingParams())
 
 
+def test_a_context_smaller_than_the_models_bounds_prompt_and_answer(tokenizer, prompts):
+    model = build_model(tokenizer.vocab_size)
+    small = Generator(model, tokenizer, stop_ids=[], context=10)
+    answer = small.generate([[30, 31, 32]], SamplingParams(temperature=0))[0]
+    assert (len(answer.ids), answer.finish_reason) == (7, "length")
+    with pytest.raises(UserError, match="more than the context of 10"):
+        small.generate([prompts[3]], SamplingParams())
+    assert Generator(model, tokenizer, stop_ids=[], context=10**9).context == CONTEXT
+
+
 def test_an_empty_prompt_is_a_documents_start(generator, tokenizer):
     params = SamplingParams(temperature=0, max_new_tokens=8)
     assert generator.generate([[]], params) == generator.generate([[tokenizer.eot_id]], params)

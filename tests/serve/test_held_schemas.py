@@ -135,6 +135,7 @@ def test_annotations_change_nothing():
     ("schema", "word"),
     [
         ({"$ref": "#/default", "default": {"requird": 1}}, "$ref"),
+        ({"$ref": "#/default", "default": {"requird": 1}, "$defs": {"a": {"$anchor": "/default"}}}, "$ref"),
         ({"$ref": "#/$defs/none", "$defs": {}}, "$ref"),
         ({"$ref": "https://example.org/s"}, "$ref"),
         ({"$defs": {"a": {"$id": "urn:a"}}}, "$id"),

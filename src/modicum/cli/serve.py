@@ -24,6 +24,10 @@ def serve(
     ] = None,
     slots: Annotated[int, typer.Option(min=1, max=1024, help="Requests answered at once.")] = 8,
     max_queue: Annotated[int, typer.Option(min=0, help="Requests that may wait; more are told to come back.")] = 64,
+    context: Annotated[
+        int | None,
+        typer.Option(min=2, help="Tokens of prompt and answer together; all that the model has unless given."),
+    ] = None,
     eager: Annotated[bool, typer.Option("--eager", help="Do not compile: ready sooner, slower to answer.")] = False,
     runs: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Show the runs of this directory on the page.")
@@ -58,6 +62,7 @@ def serve(
             api_key_file=api_key_file,
             slots=slots,
             max_queue=max_queue,
+            context=context,
             compiled=not eager,
             runs=runs,
             origins=tuple(cors or ()),

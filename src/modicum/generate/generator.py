@@ -1,5 +1,6 @@
 """Prompts in, completions out: whole, or as they come."""
 
+import sys
 from collections.abc import Generator as Stream
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -21,17 +22,21 @@ class Generator:
     """A model and its tokenizer, ready to answer. Holds no state between calls.
 
     stop_ids: ids that end every answer; those of a checkpoint, or `[tokenizer.eot_id]` for a base model.
+    context: how many tokens prompt and answer may have together, by default as many as the model has positions.
     Padding, reserved tokens, the start of a turn, and rows of the embedding without a token are never sampled.
     Raises UserError when the tokenizer has more ids than the model.
     """
 
-    def __init__(self, model: Decoder | Runtime, tokenizer: Tokenizer, *, stop_ids: Sequence[int]) -> None:
+    def __init__(
+        self, model: Decoder | Runtime, tokenizer: Tokenizer, *, stop_ids: Sequence[int], context: int | None = None
+    ) -> None:
         rows = model.config.vocab_size
         if tokenizer.vocab_size > rows:
             raise UserError(
                 f"the tokenizer has {tokenizer.vocab_size} ids and the model's vocabulary {rows}: they are not of one "
                 "checkpoint"
             )
+        self.context = min(context or sys.maxsize, model.config.max_position_embeddings)
         self.model = model
         self.tokenizer = tokenizer
         self.stop_ids = frozenset(stop_ids)
@@ -41,11 +46,6 @@ class Generator:
         empty = (i for i in range(tokenizer.vocab_size) if not tokenizer.id_bytes(i))
         never = (tokenizer.special_ids - wanted).union(empty, range(tokenizer.vocab_size, rows))
         self.never = torch.tensor(sorted(never), dtype=torch.int64)
-
-    @property
-    def context(self) -> int:
-        """How many tokens prompt and answer may have together."""
-        return self.model.config.max_position_embeddings
 
     def generate(
         self,

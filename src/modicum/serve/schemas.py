@@ -49,7 +49,8 @@ def check_schema(schema: Any, limits: Limits, param: str) -> None:
         raise bad_request(f"{param}: more than {limits.schema_bytes:,} bytes", param)
     nodes = list(_nodes(schema))
     targets = {place for place, _ in nodes}
-    targets |= {f"#{node['$anchor']}" for _, node in nodes if isinstance(node, dict) and "$anchor" in node}
+    anchors = (str(node["$anchor"]) for _, node in nodes if isinstance(node, dict) and "$anchor" in node)
+    targets |= {f"#{anchor}" for anchor in anchors if "/" not in anchor}  # else it would pass for a place
     escapes = _needs_escapes(schema)
     for place, node in nodes:
         if not isinstance(node, dict):

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -16,10 +17,13 @@ import uvicorn
 
 from modicum.checkpoint import load_checkpoint
 from modicum.generate import Engine, Generator
+from modicum.generate.passes import Runtime
+from modicum.model import Decoder
 from modicum.serve.app import Access, create_app
 from modicum.serve.limits import Limits
 from modicum.serve.service import Served, Service, model_name
 from modicum.store import UserError
+from modicum.tokenizer import Tokenizer
 
 # Seconds for the last bytes of what was answered to go out, to a reader that is slow.
 _LAST_WORDS = 5
@@ -29,7 +33,8 @@ KEY_VARIABLE = "MODICUM_API_KEY"
 @dataclass(frozen=True)
 class ServerSettings:
     """host, port: where it listens; port 0 takes a free one. api_key_file: a key a line; else MODICUM_API_KEY has one.
-    slots: requests answered at once; max_queue: that wait. compiled: decode through torch.compile. runs: the directory
+    slots: requests answered at once; max_queue: that wait. context: tokens of one, prompt and answer together; None for
+    all that the model has. compiled: decode through torch.compile. runs: the directory
     of the page's second view. origins: sites whose scripts may call. drain_seconds: what answers that are under way get
     when the server is told to end. log_prompts: whether the log holds what is asked.
     """
@@ -39,6 +44,7 @@ class ServerSettings:
     api_key_file: Path | None = None
     slots: int = 8
     max_queue: int = 64
+    context: int | None = None
     compiled: bool = True
     runs: Path | None = None
     origins: Sequence[str] = ()
@@ -59,10 +65,10 @@ def serve(checkpoint: Path, settings: ServerSettings, *, limits: Limits | None =
     for origin in settings.origins:
         if origin == "*" or "://" not in origin or origin.count("/") != 2:
             raise UserError(f"--cors {origin}: expected one site, such as https://chat.example.org")
-    generator_of, runtime = _gguf(checkpoint) if checkpoint.suffix == ".gguf" else _own(checkpoint)
+    model_of, tokenizer, stop_ids, runtime = (_gguf if checkpoint.suffix == ".gguf" else _own)(checkpoint)
 
     def load() -> Served:
-        generator = generator_of()
+        generator = Generator(model_of(), tokenizer, stop_ids=stop_ids, context=settings.context)
         engine = Engine(generator, slots=settings.slots, max_queue=settings.max_queue, compiled=settings.compiled)
         return Served(model_name(checkpoint), generator, engine, limits)
 
@@ -89,19 +95,23 @@ def serve(checkpoint: Path, settings: ServerSettings, *, limits: Limits | None =
         raise service.fault
 
 
-def _own(checkpoint: Path) -> tuple[Callable[[], Generator], str]:
-    """What loads a checkpoint's model, once it is known to be whole; and words for what runs it."""
+_Known = tuple[Callable[[], Decoder | Runtime], Tokenizer, Sequence[int], str]
+
+
+def _own(checkpoint: Path) -> _Known:
+    """What loads the model of a checkpoint, once it is known to be whole; its tokenizer, its stop ids, and words for
+    what runs it."""
     loaded = load_checkpoint(checkpoint)
-    return lambda: Generator(loaded.model(), loaded.tokenizer, stop_ids=loaded.stop_ids), ""
+    return loaded.model, loaded.tokenizer, loaded.stop_ids, ""
 
 
-def _gguf(file: Path) -> tuple[Callable[[], Generator], str]:
+def _gguf(file: Path) -> _Known:
     """The same of a GGUF file."""
     from modicum.serve.gguf import read_source  # these need exchange and llama.cpp, which nothing else here does
     from modicum.serve.llama import LlamaModel
 
     source = read_source(file)
-    return lambda: Generator(LlamaModel(source), source.tokenizer, stop_ids=source.stop_ids), " (llama.cpp runs it)"
+    return partial(LlamaModel, source), source.tokenizer, source.stop_ids, " (llama.cpp runs it)"
 
 
 class _Server(uvicorn.Server):
