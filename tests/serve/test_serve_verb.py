@@ -99,6 +99,23 @@ def test_what_does_not_end_in_time_is_cut_with_an_error(checkpoint, generator, s
     assert process.returncode == 0, log
 
 
+def test_a_second_interrupt_waits_for_nothing(checkpoint, generator):
+    port = free_port()
+    process = start_process(checkpoint, "--port", port, "--slots", 1, "--drain-seconds", 600)
+    asked = {"model": "first-sft", "prompt": "a", "max_tokens": 1000, "n": 8, "stream": True}
+    asked["logit_bias"] = {str(i): -100 for i in generator.stop_ids}
+    with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+        wait_until_ready(client, process)
+        with client.stream("POST", "/v1/completions", json=asked) as response:
+            next(response.iter_lines())
+            process.send_signal(signal.SIGINT)
+            wait_until_draining(client)
+            begun = time.monotonic()
+            process.send_signal(signal.SIGINT)
+            _, log = process.communicate(timeout=30)
+    assert (time.monotonic() - begun < 3, process.returncode) == (True, 0), log
+
+
 @pytest.mark.parametrize("missing", ["fastapi", "llguidance"])
 def test_what_is_not_installed_is_named_with_the_way_to_get_it(missing):
     script = f"import sys; sys.modules['{missing}'] = None; sys.argv = ['modicum', 'serve', 'x']; "
