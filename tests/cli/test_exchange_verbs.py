@@ -1,15 +1,24 @@
 """modicum import and export, as they are typed."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from modicum.checkpoint import load_checkpoint, save_checkpoint
+from modicum.cli import export
+from modicum.cli.app import app
 from modicum.model import Decoder, ModelConfig
 from modicum.tokenizer import train_tokenizer
+
+assert export  # registers the verb
 
 
 def modicum(*arguments):
@@ -88,7 +97,7 @@ def test_a_model_goes_out_for_llama_cpp_and_comes_in_again(checkpoint, tmp_path)
     assert out.returncode == 0, out.stderr
     for line in (
         "64 tokens",
-        "10,000 texts (Unicode 3.2.0) with the same ids",
+        "10,000 strings (Unicode 3.2.0) with the same ids",
         "KL divergence",
         "top-1 agreement 100.00%",
     ):
@@ -121,7 +130,7 @@ def test_a_model_goes_out_for_transformers(checkpoint, tmp_path):
     limits = ("--dtype", "bf16", "--max-kl", "1", "--max-shard-size", "20KB")
     out = modicum("export", checkpoint, "--to", "hf", *limits, "--out", tmp_path / "theirs")
     assert out.returncode == 0, out.stderr
-    assert "for transformers: LlamaForCausalLM" in out.stdout
+    assert "for transformers (LlamaForCausalLM): " in out.stdout
     assert "(allowed 1)" in out.stdout
     assert (tmp_path / "theirs" / "model.safetensors.index.json").exists()
     answer = modicum("export", checkpoint, "--to", "gguf", "--dtype", "bf16", "--out", tmp_path / "more")
@@ -136,7 +145,7 @@ def test_a_model_goes_out_for_onnxruntime(checkpoint, tmp_path):
         "for onnxruntime:",
         "64 tokens with a cache",
         "in a batch padded on the left",
-        "10,000 texts (Unicode 3.2.0) with the same ids",
+        "10,000 strings (Unicode 3.2.0) with the same ids",
         "top-1 agreement",
         "greedy continuations of 60 tokens the same to the end",
         "to load",
@@ -147,3 +156,66 @@ def test_a_model_goes_out_for_onnxruntime(checkpoint, tmp_path):
     answer = modicum("export", checkpoint, "--to", "onnx", "--quant", "q8_0", "--out", tmp_path / "more")
     assert answer.returncode == 2
     assert "--to onnx: fp32, fp16, int8" in answer.stderr
+
+
+SLEEPING = """
+import sys
+from modicum.cli import export
+from modicum.cli.app import main
+from modicum.exchange import {child}
+
+{child}.__file__ = sys.argv.pop(1)
+sys.argv[0] = "modicum"
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("target", "child", "number"),
+    [
+        ("gguf", "gguf_child", signal.SIGTERM),
+        ("onnx", "onnx_child", signal.SIGTERM),
+        ("gguf", "gguf_child", signal.SIGINT),
+    ],
+)
+def test_an_export_that_is_stopped_leaves_nothing(number, target, child, checkpoint, tmp_path):
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    (tmp_path / "child.py").write_text(
+        f"import os, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\ntime.sleep(60)\n"
+    )
+    words = ["export", checkpoint, "--to", target, "--out", tmp_path / "out", "--texts", "2", "--strings", "20"]
+    command = [sys.executable, "-c", SLEEPING.format(child=child), tmp_path / "child.py", *words]
+    running = subprocess.Popen(
+        list(map(str, command)), stderr=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(temporary)}
+    )
+    _wait_until(lambda: (tmp_path / "pid").is_file() and (tmp_path / "pid").read_text())
+    assert (tmp_path / ".tmp-out").exists()
+    running.send_signal(number)
+    _, said = running.communicate(timeout=30)
+    assert running.returncode == 128 + number, said
+    assert "stopped: " in said
+    assert not (tmp_path / ".tmp-out").exists()
+    assert list(temporary.glob("modicum-*")) == []
+    _wait_until(lambda: not Path(f"/proc/{(tmp_path / 'pid').read_text()}").exists())
+
+
+def _wait_until(holds):
+    end = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_settings_that_a_target_does_not_have_are_refused(checkpoint, tmp_path):
+    for words, told in (
+        (("--to", "gguf", "--quant", "q8_0", "--max-difference", "1e-3"), "only a GGUF file of f32 and an ONNX one of"),
+        (("--to", "hf", "--max-difference", "1e-3"), "--max-difference: only"),
+        (("--to", "onnx", "--max-difference", "-1"), "expected a part of a logit"),
+        (("--to", "cyberslm", "--texts", "3"), "compared bit for bit"),
+        (("--to", "onnx", "--heldout", tmp_path / "none.txt"), "none.txt: no such file"),
+    ):
+        answer = CliRunner().invoke(app, ["export", *map(str, (checkpoint, *words, "--out", tmp_path / "out"))])
+        assert answer.exit_code == 2, answer.output
+        assert told in answer.output
+        assert not (tmp_path / "out").exists()

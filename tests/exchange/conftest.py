@@ -9,8 +9,7 @@ import torch
 from sentencepiece import SentencePieceTrainer
 from transformers import AutoModelForCausalLM
 
-from modicum.exchange import gguf_gate, gguf_quality, onnx_gate
-from modicum.exchange.gguf_texts import agreed_texts
+from modicum.exchange import Scope, gguf_exporting, hf_exporting, onnx_exporting
 from modicum.tokenizer import train_tokenizer
 
 
@@ -86,9 +85,6 @@ def said_by_transformers():
 
 @pytest.fixture
 def brief_gate(monkeypatch):
-    """The gates of other runtimes with fewer texts and shorter samples; one test each runs them as they are."""
-    for gate in (gguf_gate, onnx_gate):
-        monkeypatch.setattr(gate, "agreed_texts", lambda tokenizer: agreed_texts(tokenizer, 200))
-        monkeypatch.setattr(gate, "STEPS", 8)
-    monkeypatch.setattr(gguf_quality, "TEXTS", 6)
-    monkeypatch.setattr(gguf_quality, "TOKENS", 12)
+    """The gates with fewer texts and shorter samples; one test each runs them as they are."""
+    for target in (gguf_exporting, hf_exporting, onnx_exporting):
+        monkeypatch.setattr(target, "SCOPE", Scope(texts=6, tokens=12, strings=200, steps=8))

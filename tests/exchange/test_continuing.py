@@ -1,9 +1,7 @@
-import math
-
 import numpy as np
 import pytest
 
-from modicum.exchange.continuing import bits_per_byte, parted
+from modicum.exchange.continuing import parted
 
 
 def test_the_first_token_that_is_another_is_told_with_its_margin():
@@ -14,17 +12,9 @@ def test_the_first_token_that_is_another_is_told_with_its_margin():
         return said
 
     start = np.array([1, 1])
-    assert parted(speak, [start], [[3, 3, 3]]) == []
-    near, far = parted(speak, [start, start], [[3, 2, 3], [4, 3, 3]])
+    assert parted(speak, [start], [[3, 3, 3]], clear=0.01) == ()
+    near, far = parted(speak, [start, start], [[3, 2, 3], [4, 3, 3]], clear=0.01)
     assert (near.continuation, near.step, near.ours, near.theirs, near.near) == (0, 1, 3, 2, True)
     assert (far.continuation, far.step, far.ours, far.theirs, far.near) == (1, 0, 3, 4, False)
     assert (near.margin, far.margin) == (pytest.approx(0.005), 1.0)
-
-
-def test_bits_per_byte_are_those_of_equal_chances(tokenizer):
-    ids = np.array([tokenizer.bos_id, *tokenizer.encode("what it said there")])
-    logits = np.full((len(ids), 384), 7.0)
-    wanted = (len(ids) - 1) * math.log2(384) / len("what it said there")
-    assert bits_per_byte(tokenizer, [ids], [logits]) == pytest.approx(wanted)
-    logits[np.arange(len(ids) - 1), ids[1:]] = 1000.0  # and of certainty
-    assert bits_per_byte(tokenizer, [ids], [logits]) == 0
+    assert not parted(speak, [start], [[3, 2, 3]], clear=0.001)[0].near

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from modicum.checkpoint import load_checkpoint
-from modicum.exchange import Limits, export_gguf
+from modicum.exchange import LIMITS, Limits, Scope, export_gguf, export_hf, export_onnx
 from modicum.exchange.gguf_runtime import ask
 from modicum.exchange.gguf_weights import file_tensors
 from modicum.store import UserError
@@ -25,14 +25,16 @@ def test_llama_cpp_says_of_every_shape_what_the_checkpoint_says(shape, tokenizer
     report = export_gguf(folder, out=tmp_path / "out")
     assert [one.tokens for one in report.proof.compared] == [1, 2, 7, 40, 64]
     assert all(one.difference <= 1e-3 < one.largest for one in report.proof.compared)
-    assert report.proof.quality.positions == 6 * 12
-    assert report.proof.quality.clear_differing == 0
-    assert report.proof.same_continuations == report.proof.continuations == 6
+    assert report.proof.judged.quality.positions == 6 * 12
+    assert report.proof.judged.quality.clear_differing == 0
+    assert report.proof.continuations == 6
+    assert report.proof.parted == ()
     assert report.notes == ()
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["model-f32.gguf", "parity.json"]
     written = json.loads((tmp_path / "out" / "parity.json").read_text())
     assert written["proof"]["compared"][3]["tokens"] == 40
-    assert written["bytes"] == (tmp_path / "out" / "model-f32.gguf").stat().st_size
+    assert written["cost"] == written["full"]
+    assert written["cost"]["disk_bytes"] == (tmp_path / "out" / "model-f32.gguf").stat().st_size
 
 
 @pytest.mark.parametrize("shape", ["grouped, untied", pytest.param("QK-norm", marks=pytest.mark.slow)])
@@ -115,6 +117,37 @@ def test_rounded_weights_are_measured_on_the_prompts_too_and_no_difference_is_al
     assert json.loads((tmp_path / "out" / "parity.json").read_text())["proof"]["prompts"]["agreement"] >= 0.8
 
 
+def test_what_a_file_costs_in_llama_cpp_stands_beside_float32(tokenizer, tmp_path):
+    folder = gguf_models.save(tokenizer, tmp_path, vocab_size=384)
+    report = export_gguf(folder, quant="q8_0", out=tmp_path / "out", limits=Limits(10, 10, 0))
+    assert report.cost.disk_bytes == (tmp_path / "out" / "model-q8_0.gguf").stat().st_size < report.full.disk_bytes
+    for cost in (report.cost, report.full):
+        assert min(cost.load_seconds, cost.tokens_per_second) > 0
+        assert cost.memory_bytes > 1e6
+    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["model-q8_0.gguf", "parity.json"]
+
+
+def test_limits_grow_with_what_is_thrown_away():
+    kinds = ["f32", "f16", "bf16", "q8_0", "q6_k", "q5_k", "q4_k", "q4_0"]
+    assert [*LIMITS] == kinds
+    assert [LIMITS[kind].mean_kl for kind in kinds] == sorted(LIMITS[kind].mean_kl for kind in kinds)
+    assert (LIMITS["q8_0"].mean_kl, LIMITS["q8_0"].agreement) == (0.002, 0.985)
+    assert [kind for kind in kinds if LIMITS[kind].logit is not None] == ["f32"]
+
+
+@pytest.mark.parametrize(("target", "export"), [("gguf", export_gguf), ("onnx", export_onnx), ("hf", export_hf)])
+def test_every_target_is_judged_by_the_text_that_is_named(target, export, tokenizer, tmp_path):
+    text = tmp_path / "held-out.txt"
+    text.write_text("A model that comes from elsewhere says what it said there. " * 200)
+    scope = Scope(texts=3, tokens=20, strings=50, continuations=2, steps=4, heldout=text)
+    report = export(gguf_models.save(tokenizer, tmp_path), out=tmp_path / "out", scope=scope)
+    found = report.judged if target == "hf" else report.proof.judged
+    assert (found.texts, found.source, found.quality.positions) == (3, str(text), 60)
+    assert found.bits_per_byte == pytest.approx(found.full_bits_per_byte, rel=1e-4)
+    assert (report.strings if target == "hf" else report.proof.strings) == 50
+    assert json.loads((tmp_path / "out" / "parity.json").read_text())
+
+
 def test_rows_that_no_block_divides_take_another_type_and_are_named(tokenizer, tmp_path):
     folder = gguf_models.save(tokenizer, tmp_path, intermediate_size=50)
     report = export_gguf(folder, quant="q8_0", out=tmp_path / "out", limits=Limits(10, 10, 0))
@@ -193,6 +226,7 @@ def test_the_gate_as_it_is(tokenizer, tmp_path, monkeypatch):
     monkeypatch.undo()  # of brief_gate
     report = export_gguf(gguf_models.save(tokenizer, tmp_path, max_position_embeddings=300), out=tmp_path / "out")
     proof = report.proof
-    assert (proof.texts, proof.unicode, proof.quality.positions, proof.continuations) == (10_000, "3.2.0", 2000, 8)
+    assert (proof.strings, proof.unicode, proof.judged.texts) == (10_000, "3.2.0", 50)
+    assert (proof.judged.quality.positions, proof.continuations, proof.steps) == (3200, 8, 64)
     assert [one.tokens for one in proof.compared] == [1, 2, 7, 40, 300]
     assert all(one.allowed == 1e-3 for one in proof.compared)

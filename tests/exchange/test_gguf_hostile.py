@@ -3,11 +3,14 @@
 import random
 import re
 import struct
+import tracemalloc
 
 import gguf
 import gguf_models
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from modicum.exchange import gguf_gate, import_checkpoint
 from modicum.exchange.gguf_file import read_gguf
@@ -119,6 +122,85 @@ def test_changed_bytes_of_the_header_are_refused_or_harmless(whole, tmp_path):
 )  # fmt: skip
 def test_a_lie_is_refused_by_its_name(change, word, whole, refused):
     assert re.search(word, refused(change(whole)))
+
+
+COUNTS = {"tensors": 8, "keys": 16, "a key's length": 24}
+
+
+def _places(whole):
+    """Where the header says how many or how long, by what it says it of."""
+    found = dict(COUNTS)
+    for key in ("tokenizer.ggml.tokens", "tokenizer.ggml.merges", "tokenizer.ggml.token_type"):
+        found[f"items of {key}"] = whole.index(key.encode()) + len(key) + 8
+    for key in ("general.architecture", "tokenizer.ggml.model", "tokenizer.chat_template"):
+        found[f"length of {key}"] = whole.index(key.encode()) + len(key) + 4
+    found["length of a token"] = found["items of tokenizer.ggml.tokens"] + 8
+    found["length of a tensor's name"] = whole.rindex(b"output_norm.weight") - 8
+    return found
+
+
+def _peak(file):
+    """The most that was allocated while a file was read or refused, and the refusal's lines."""
+    tracemalloc.start()
+    try:
+        read_gguf(file)
+        told = []
+    except UserError as error:
+        told = str(error).splitlines()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return peak, told
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    data=st.data(),
+    claimed=st.integers(0, 2**64 - 1) | st.integers(0, 2**33) | st.sampled_from([2**24, 2**28, 2**31, 2**32, 2**63]),
+)
+def test_whatever_a_count_claims_little_is_allocated_for_it(data, claimed, whole, tmp_path):
+    places = _places(whole)
+    place = places[data.draw(st.sampled_from(sorted(places)))]
+    changed = whole[:place] + struct.pack("<Q", claimed) + whole[place + 8 :]
+    (tmp_path / "model.gguf").write_bytes(changed)
+    with (tmp_path / "model.gguf").open("r+b") as file:
+        file.truncate(2**29)  # so that a claim of a quarter of it has room, without a byte on the disk
+    peak, told = _peak(tmp_path / "model.gguf")
+    assert peak < 150 * 2**20
+    assert len(told) <= 14
+    assert all(len(line) < 400 for line in told)
+
+
+@pytest.mark.parametrize(
+    ("place", "word"),
+    [
+        ("length of general.architecture", "claims 268,435,456 bytes of general.architecture; more than 16,777,216"),
+        ("length of a token", "claims 268,435,456 bytes of tokenizer.ggml.tokens; more than 16,777,216"),
+        ("a key's length", "claims 268,435,456 bytes of a key; more than 1,024"),
+        ("items of tokenizer.ggml.token_type", "items of tokenizer.ggml.token_type; more than 4,19"),
+    ],
+)
+def test_a_text_of_256_megabytes_is_refused_in_a_line_though_the_file_has_room_for_it(place, word, whole, tmp_path):
+    at = _places(whole)[place]
+    with (tmp_path / "model.gguf").open("wb") as file:
+        file.write(whole[:at] + struct.pack("<Q", 2**28) + whole[at + 8 :])
+        file.truncate(2**31)
+    peak, told = _peak(tmp_path / "model.gguf")
+    assert len(told) == 1
+    assert word in told[0]
+    assert peak < 8 * 2**20
+
+
+def test_a_header_without_an_end_is_refused(whole, tmp_path):
+    key = struct.pack("<Q", 3) + b"x.%d" + struct.pack("<IQ", 8, 2**23)
+    with (tmp_path / "model.gguf").open("wb") as file:
+        file.write(whole[:16] + struct.pack("<Q", 40))
+        for number in range(9):
+            file.write(key.replace(b"%d", b"%d" % number))
+            file.seek(2**23, 1)
+        file.truncate(2**29)
+    peak, told = _peak(tmp_path / "model.gguf")
+    assert told == [f"{tmp_path / 'model.gguf'}: its header goes beyond 64 MiB; no model's does"]
+    assert peak < 200 * 2**20
 
 
 def test_numbers_that_are_none_are_refused(whole, refused):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from modicum.exchange import export_gguf, gguf_runtime
+from modicum.exchange.children import limit_seconds
 from modicum.exchange.gguf_runtime import ask
 from modicum.exchange.gguf_weights import file_tensors
 from modicum.exchange.gguf_writing import file_metadata, write_gguf
@@ -66,6 +67,36 @@ def test_another_arrangement_of_its_settings_is_told(known, other, model, tmp_pa
     monkeypatch.setattr(gguf_runtime.gguf_child, "__file__", str(tmp_path / "child.py"))
     with pytest.raises(UserError, match=r"the settings of this llama\.cpp lie in places that are not known here"):
         ask(model[0], prompts=[[1]])
+
+
+POINTER = "ctypes.POINTER(ctypes.c_int32)"
+EMBD, POS = '("embd", ctypes.POINTER(ctypes.c_float)),', f'("pos", {POINTER}),'
+
+
+@pytest.mark.parametrize(
+    ("known", "other"),
+    [
+        ('("n_tokens", ctypes.c_int32)', '("n_tokens", ctypes.c_int32), ("kind", ctypes.c_uint64)'),
+        (f'("token", {POINTER})', f'("first", {POINTER}), ("token", {POINTER})'),
+        (f"{EMBD}\n        {POS}", f"{POS}{EMBD}"),
+    ],
+    ids=["n_tokens", "token", "pos"],
+)
+def test_another_arrangement_of_its_batches_is_told(known, other, model, tmp_path, monkeypatch):
+    text = Path(gguf_runtime.gguf_child.__file__).read_text()
+    assert known in text
+    (tmp_path / "child.py").write_text(text.replace(known, other))
+    monkeypatch.setattr(gguf_runtime.gguf_child, "__file__", str(tmp_path / "child.py"))
+    with pytest.raises(UserError, match=r"the batches of this llama\.cpp lie in places that are not known here"):
+        ask(model[0], prompts=[[1]])
+
+
+def test_what_a_runtime_may_take_grows_with_its_work():
+    small, large = 10**6, 10**10
+    assert limit_seconds(small, 0) >= 600
+    assert limit_seconds(large, 0) >= large / 100e6  # a slow disk
+    assert limit_seconds(large, 4000) >= 4000 * large / 4e9  # memory that is read once a token
+    assert limit_seconds(large, 4000) < 10 * 24 * 3600
 
 
 @pytest.mark.parametrize(("missing", "word"), [("gguf", "needs the gguf package"), ("xllamacpp", "xllamacpp is not")])

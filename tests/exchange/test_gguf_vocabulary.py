@@ -12,8 +12,8 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from modicum.exchange import export_gguf, import_checkpoint
 from modicum.exchange.gguf_pieces import pieces_definition
 from modicum.exchange.gguf_runtime import ask
-from modicum.exchange.gguf_texts import agreed_texts
 from modicum.exchange.gguf_vocabulary import vocabulary_metadata
+from modicum.exchange.strings import agreed_strings
 from modicum.store import UserError
 from modicum.tokenizer import PRETOKENIZER_PATTERN, load_tokenizer, sentencepiece_tokenizer
 
@@ -71,7 +71,7 @@ def test_a_known_way_of_cutting_goes_out_by_its_name_with_equal_ids(name, foreig
     cut, whole = CUTS[name]
     folder = gguf_models.save(foreign_tokenizer(cut, whole=whole), tmp_path, chat=False)
     report = export_gguf(folder, out=tmp_path / "out")
-    assert report.proof.texts == 200
+    assert report.proof.strings == 200
     import_checkpoint(tmp_path / "out" / "model-f32.gguf", dialect="gguf", out=tmp_path / "ours")
     first, second = (json.loads((place / "tokenizer.json").read_text()) for place in (folder, tmp_path / "ours"))
     assert first["model"] == second["model"]
@@ -84,8 +84,8 @@ def test_ten_thousand_texts_have_equal_ids(name, foreign_tokenizer, tmp_path):
     cut, whole = CUTS[name]
     folder = gguf_models.save(foreign_tokenizer(cut, whole=whole), tmp_path, chat=False)
     proof = export_gguf(folder, out=tmp_path / "out").proof
-    assert (proof.texts, proof.unicode) == (10_000, "3.2.0")
-    assert proof.quality.positions == 2000
+    assert (proof.strings, proof.unicode) == (10_000, "3.2.0")
+    assert proof.judged.quality.positions == 3200
 
 
 @pytest.mark.usefixtures("brief_gate")
@@ -123,7 +123,7 @@ def test_a_normalizer_that_llama_cpp_lacks_is_refused(foreign_tokenizer):
 @pytest.mark.usefixtures("brief_gate")
 def test_composing_is_left_to_whoever_writes_the_text(foreign_tokenizer, tmp_path):
     folder = gguf_models.save(foreign_tokenizer(CUTS["qwen2"][0], normalizer=normalizers.NFC()), tmp_path, chat=False)
-    assert export_gguf(folder, out=tmp_path / "out").proof.texts == 200
+    assert export_gguf(folder, out=tmp_path / "out").proof.strings == 200
 
 
 @pytest.fixture
@@ -155,7 +155,7 @@ def test_a_sentencepiece_model_goes_out_with_scores_and_comes_back(prefix, piece
     found = load_tokenizer(tmp_path / "ours", missing="keep")
     assert found.definition["model"]["merges"] == tokenizer.definition["model"]["merges"]
     assert found.roles == tokenizer.roles
-    texts = agreed_texts(tokenizer, 500)
+    texts = agreed_strings(tokenizer, 500)
     assert found.encode_batch(texts) == tokenizer.encode_batch(texts)
     export_gguf(tmp_path / "ours", out=tmp_path / "again")
     assert (tmp_path / "again" / "model-f32.gguf").read_bytes() == file.read_bytes()
@@ -175,9 +175,9 @@ def test_a_sentencepiece_model_that_does_more_is_refused(given, word, pieces):
 
 
 def test_the_texts_are_many_always_the_same_and_of_assigned_characters(tokenizer):
-    texts = agreed_texts(tokenizer)
+    texts = agreed_strings(tokenizer, 10_000)
     assert len(texts) == 10_000
-    assert texts == agreed_texts(tokenizer)
+    assert texts == agreed_strings(tokenizer, 10_000)
     assert len(set(texts)) > 9_000
     drawn = texts[1000::4] + texts[1001::4]
     kinds = {ucd_3_2_0.category(character)[0] for text in drawn for character in text}
@@ -187,7 +187,7 @@ def test_the_texts_are_many_always_the_same_and_of_assigned_characters(tokenizer
 
 def test_texts_are_composed_where_the_tokenizer_does_it(foreign_tokenizer):
     composing = foreign_tokenizer(CUTS["qwen2"][0], normalizer=normalizers.NFC())
-    assert all(is_normalized("NFC", text) for text in agreed_texts(composing, 2000))
+    assert all(is_normalized("NFC", text) for text in agreed_strings(composing, 2000))
 
 
 @pytest.mark.parametrize(

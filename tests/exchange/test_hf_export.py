@@ -60,8 +60,10 @@ def test_the_config_names_the_type_that_the_weights_have(dtype, kind, tokenizer,
     assert report.files == ("model.safetensors",)
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto").dtype == kind
     assert report.bytes < 0.6 * report.checkpoint_bytes
-    assert 0 < report.quality.mean_kl < 0.01
-    assert json.loads((tmp_path / "out" / "parity.json").read_text())["quality"]["mean_kl"] == report.quality.mean_kl
+    assert 0 < report.judged.quality.mean_kl < 0.01
+    written = json.loads((tmp_path / "out" / "parity.json").read_text())["judged"]
+    assert written["quality"]["mean_kl"] == report.judged.quality.mean_kl
+    assert written["bits_per_byte"] == pytest.approx(written["full_bits_per_byte"], rel=0.01)
 
 
 def test_a_training_step_of_transformers_learns_from_it(tokenizer, tmp_path):

@@ -1,13 +1,14 @@
 """Faults that conversions have, planted one by one: each is refused with its name, and nothing is written."""
 
 import json
+from dataclasses import replace
 
 import gguf_models
 import numpy as np
 import onnx
 import pytest
 
-from modicum.exchange import Limits, export_onnx, onnx_exporting, onnx_graph, onnx_readback, onnx_writing
+from modicum.exchange import Limits, export_onnx, onnx_exporting, onnx_gate, onnx_graph, onnx_readback, onnx_writing
 from modicum.exchange.layouts import relaid
 from modicum.store import UserError
 from modicum.tokenizer import train_tokenizer
@@ -183,7 +184,7 @@ def test_weights_that_are_not_the_checkpoints(change, told, refused, weights_wit
     [
         (_swapped, "it is as if layers 0 and 1 had changed places"),
         (_interleaved, "it is as if the rows of queries and keys were in the interleaved layout"),
-        (_short, "indices element out of data bounds, idx=383"),
+        (_short, "model.embed_tokens.weight: has rows for 383 tokens, the checkpoint's vocabulary has 384"),
     ],
     ids=["layers", "rotary", "vocabulary"],
 )
@@ -194,7 +195,24 @@ def test_weights_that_are_not_the_checkpoints_for_writer_and_gate_alike(change, 
 
 def test_a_head_one_token_short_for_writer_and_gate_alike(refused, weights_with):
     weights_with(lambda weights: {**weights, "lm_head.weight": weights["lm_head.weight"][:-1]}, everywhere=True)
-    assert "it gives logits to 383 tokens, the vocabulary has 384" in refused(tie_word_embeddings=False)
+    told = refused(tie_word_embeddings=False)
+    assert "lm_head.weight: has rows for 383 tokens, the checkpoint's vocabulary has 384" in told
+
+
+def test_a_vocabulary_one_short_in_eight_bits_for_writer_and_gate_alike(refused, weights_with):
+    weights_with(_short, everywhere=True)
+    assert "model.embed_tokens.weight.rounded: has rows for 383 tokens" in refused(quant="int8", limits=WIDE)
+
+
+def test_a_graph_that_gives_fewer_logits_than_there_are_tokens(refused, monkeypatch):
+    ask = onnx_gate.ask_onnx
+
+    def narrow(*given, **named):
+        answer = ask(*given, **named)
+        return replace(answer, logits=[logits[..., :-1] for logits in answer.logits])
+
+    monkeypatch.setattr(onnx_gate, "ask_onnx", narrow)
+    assert "it gives logits to 383 tokens, the vocabulary has 384" in refused()
 
 
 def test_rotary_frequencies_that_were_not_scaled(refused, monkeypatch):

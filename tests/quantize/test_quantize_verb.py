@@ -15,7 +15,9 @@ def run(*words):
 
 
 def test_the_table_has_both_sides_and_the_folder(checkpoint, text, tmp_path):
-    ended = run(checkpoint, "--to", "int4", "--text", text, "--max-kl", "0.5", "--out", tmp_path / "out")
+    ended = run(
+        checkpoint, "--to", "int4", "--text", text, "--heldout", text, "--max-kl", "0.5", "--out", tmp_path / "out"
+    )
     assert ended.exit_code == 0, ended.output
     for words in ("full precision", "bits per byte", "tokens/s", "KL divergence", "top-1 agreement", "of 4 bits"):
         assert words in ended.output
@@ -24,10 +26,10 @@ def test_the_table_has_both_sides_and_the_folder(checkpoint, text, tmp_path):
 
 
 def test_json_has_every_figure(checkpoint, text, tmp_path):
-    ended = run(checkpoint, "--to", "int8", "--text", text, "--out", tmp_path / "out", "--json")
+    ended = run(checkpoint, "--to", "int8", "--heldout", text, "--out", tmp_path / "out", "--json")
     found = json.loads(ended.stdout)
-    assert found["rounded"].keys() == {"disk_bytes", "memory_bytes", "load_seconds", "tokens_per_s", "bits_per_byte"}
-    assert found["quality"]["mean_kl"] <= found["limits"]["mean_kl"]
+    assert found["cost"].keys() == {"disk_bytes", "load_seconds", "tokens_per_second", "memory_bytes"}
+    assert found["judged"]["quality"]["mean_kl"] <= found["limits"]["mean_kl"]
 
 
 def test_what_cannot_be_is_said_in_a_line(checkpoint, tmp_path):

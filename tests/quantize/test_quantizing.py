@@ -1,24 +1,30 @@
 """From a checkpoint to one of rounded weights: what is written, what is measured, what is refused."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from modicum.checkpoint import load_checkpoint
 from modicum.checkpoint.rounded import rounded_tensors
 from modicum.generate import Generator, SamplingParams
 from modicum.quantize import quantize_checkpoint, quantizing, tuning
+from modicum.quantize.texts import equal_rows
 from modicum.store import UserError
 
 
 def test_eight_bits_are_a_quarter_of_the_size_and_say_the_same(checkpoint, text, tmp_path):
-    report = quantize_checkpoint(checkpoint, to="int8", out=tmp_path / "int8", text=text)
-    assert report.quality.mean_kl <= 2e-3
-    assert report.quality.agreement >= 0.985
-    assert report.rounded.disk_bytes < 0.35 * report.full.disk_bytes
-    assert report.rounded.memory_bytes < 0.35 * report.full.memory_bytes
+    report = quantize_checkpoint(checkpoint, to="int8", out=tmp_path / "int8", text=text, heldout=text)
+    assert report.judged.quality.mean_kl <= 2e-3
+    assert report.judged.quality.agreement >= 0.985
+    assert report.cost.disk_bytes < 0.35 * report.full.disk_bytes
+    assert report.cost.memory_bytes < 0.35 * report.full.memory_bytes
     assert set(report.bits.values()) == {8}
-    assert json.loads((tmp_path / "int8" / "quantize.json").read_text())["quality"]["mean_kl"] == report.quality.mean_kl
+    written = json.loads((tmp_path / "int8" / "quantize.json").read_text())["judged"]
+    assert written["quality"]["mean_kl"] == report.judged.quality.mean_kl
+    assert written["source"] == str(text)
     loaded = load_checkpoint(tmp_path / "int8")
     prompt = [[loaded.tokenizer.bos_id]]
     params = SamplingParams(temperature=0, max_new_tokens=20)
@@ -27,20 +33,20 @@ def test_eight_bits_are_a_quarter_of_the_size_and_say_the_same(checkpoint, text,
 
 
 def test_the_figures_are_those_of_the_files(checkpoint, text, tmp_path):
-    report = quantize_checkpoint(checkpoint, to="int4", out=tmp_path / "int4", text=text, max_kl=0.5)
+    report = quantize_checkpoint(checkpoint, to="int4", out=tmp_path / "int4", text=text, heldout=text, max_kl=0.5)
     assert report.full.disk_bytes == (checkpoint / "model.safetensors").stat().st_size
-    assert report.rounded.disk_bytes == (tmp_path / "int4" / "model.safetensors").stat().st_size
+    assert report.cost.disk_bytes == (tmp_path / "int4" / "model.safetensors").stat().st_size
     assert report.bits["model.embed_tokens"] == 8
     assert report.bits["model.layers.0.mlp.up_proj"] == 4
     assert set(report.costs) == set(report.bits)
 
 
 def test_a_budget_gives_more_bits_to_what_costs_most_and_is_met(checkpoint, text, tmp_path):
-    loose = quantize_checkpoint(checkpoint, to="int4", out=tmp_path / "loose", text=text, max_kl=5)
-    budget = loose.quality.mean_kl / 3
-    tight = quantize_checkpoint(checkpoint, to="int4", out=tmp_path / "tight", text=text, max_kl=budget)
+    loose = quantize_checkpoint(checkpoint, to="int4", out=tmp_path / "loose", text=text, heldout=text, max_kl=5)
+    budget = loose.judged.quality.mean_kl / 3
+    tight = quantize_checkpoint(checkpoint, to="int4", out=tmp_path / "tight", text=text, heldout=text, max_kl=budget)
     assert loose.promoted == ()
-    assert tight.quality.mean_kl <= budget < loose.quality.mean_kl
+    assert tight.judged.quality.mean_kl <= budget < loose.judged.quality.mean_kl
     assert 0 < len(tight.promoted) < 14
     assert {tight.bits[name] for name in tight.promoted} == {8}
     worth = {name: tight.costs[name] for name in tight.bits if tight.bits[name] == 4 or name in tight.promoted}
@@ -49,7 +55,7 @@ def test_a_budget_gives_more_bits_to_what_costs_most_and_is_met(checkpoint, text
 
 def test_above_the_limits_nothing_is_written_and_the_figure_is_named(checkpoint, text, tmp_path):
     with pytest.raises(UserError, match=r"mean KL divergence .*, allowed 1e-09"):
-        quantize_checkpoint(checkpoint, to="int4", out=tmp_path / "out", text=text, max_kl=1e-9)
+        quantize_checkpoint(checkpoint, to="int4", out=tmp_path / "out", text=text, heldout=text, max_kl=1e-9)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -59,36 +65,38 @@ def test_a_fault_of_writing_is_seen_in_the_file_and_nothing_is_kept(checkpoint, 
 
     monkeypatch.setattr("modicum.checkpoint.save.rounded_tensors", emptied)
     with pytest.raises(UserError, match="not what was measured before it was written"):
-        quantize_checkpoint(checkpoint, to="int8", out=tmp_path / "out", text=text)
+        quantize_checkpoint(checkpoint, to="int8", out=tmp_path / "out", text=text, heldout=text)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_without_a_budget_the_limits_refuse(checkpoint, text, tmp_path, monkeypatch):
     monkeypatch.setitem(quantizing.LIMITS, "int4", quantizing.Limits(1e-9, 1, 0))
     with pytest.raises(UserError, match="--max-kl gives some matrices more bits"):
-        quantize_checkpoint(checkpoint, to="int4", out=tmp_path / "out", text=text)
+        quantize_checkpoint(checkpoint, to="int4", out=tmp_path / "out", text=text, heldout=text)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_its_own_texts_judge_where_none_is_given(checkpoint, tmp_path):
     report = quantize_checkpoint(checkpoint, to="int8", out=tmp_path / "out")
-    assert report.own_texts
-    assert report.quality.positions > 500
+    assert report.judged.source == "the model's own texts"
+    assert report.judged.quality.positions > 500
 
 
 def test_what_is_rounded_already_is_refused(checkpoint, text, tmp_path):
-    quantize_checkpoint(checkpoint, to="int8", out=tmp_path / "once", text=text)
+    quantize_checkpoint(checkpoint, to="int8", out=tmp_path / "once", text=text, heldout=text)
     with pytest.raises(UserError, match="rounded to 8 bits"):
-        quantize_checkpoint(tmp_path / "once", to="int4", out=tmp_path / "twice", text=text)
+        quantize_checkpoint(tmp_path / "once", to="int4", out=tmp_path / "twice", text=text, heldout=text)
     with pytest.raises(UserError, match="is not empty"):
-        quantize_checkpoint(checkpoint, to="int8", out=tmp_path / "once", text=text)
+        quantize_checkpoint(checkpoint, to="int8", out=tmp_path / "once", text=text, heldout=text)
 
 
 def test_too_little_text_and_none_for_tuning_are_refused(checkpoint, tmp_path):
     short = tmp_path / "short.txt"
-    short.write_text("A text that is too short.")
+    short.write_text("A text.")
     with pytest.raises(UserError, match="too few"):
-        quantize_checkpoint(checkpoint, to="int8", out=tmp_path / "out", text=short)
+        quantize_checkpoint(checkpoint, to="int8", out=tmp_path / "out", heldout=short)
+    with pytest.raises(UserError, match=r"--tune: the text has \d+ tokens, 64 are needed"):
+        quantize_checkpoint(checkpoint, to="int8", out=tmp_path / "out", text=short, tune_steps=2)
     with pytest.raises(UserError, match="no such file"):
         quantize_checkpoint(checkpoint, to="int8", out=tmp_path / "out", text=tmp_path / "none.txt")
     with pytest.raises(UserError, match="needs --text"):
@@ -96,17 +104,55 @@ def test_too_little_text_and_none_for_tuning_are_refused(checkpoint, tmp_path):
 
 
 def test_tuning_brings_four_bits_nearer_to_full_precision(checkpoint, text, tmp_path):
-    plain = quantize_checkpoint(checkpoint, to="int4", out=tmp_path / "plain", text=text, max_kl=5)
-    tuned = quantize_checkpoint(checkpoint, to="int4", out=tmp_path / "tuned", text=text, max_kl=5, tune_steps=30)
-    assert tuned.quality.mean_kl < 0.6 * plain.quality.mean_kl
+    plain = quantize_checkpoint(checkpoint, to="int4", out=tmp_path / "plain", text=text, heldout=text, max_kl=5)
+    tuned = quantize_checkpoint(
+        checkpoint, to="int4", out=tmp_path / "tuned", text=text, heldout=text, max_kl=5, tune_steps=30
+    )
+    assert tuned.judged.quality.mean_kl < 0.6 * plain.judged.quality.mean_kl
     assert tuned.tuned_steps == 30
     assert tuned.bits == plain.bits
 
 
 def test_tuning_that_does_harm_is_left_out_and_said(checkpoint, text, tmp_path, monkeypatch):
-    plain = quantize_checkpoint(checkpoint, to="int4", out=tmp_path / "plain", text=text, max_kl=5)
+    plain = quantize_checkpoint(checkpoint, to="int4", out=tmp_path / "plain", text=text, heldout=text, max_kl=5)
     monkeypatch.setattr(tuning, "_SHARE", 1.0)
-    tuned = quantize_checkpoint(checkpoint, to="int4", out=tmp_path / "tuned", text=text, max_kl=5, tune_steps=3)
-    assert tuned.quality == plain.quality
+    tuned = quantize_checkpoint(
+        checkpoint, to="int4", out=tmp_path / "tuned", text=text, heldout=text, max_kl=5, tune_steps=3
+    )
+    assert tuned.judged.quality == plain.judged.quality
     assert tuned.tuned_steps == 0
     assert any("no nearer" in note for note in tuned.notes)
+
+
+@pytest.mark.parametrize("lengths", [(3, 9, 20, 41), (5,), (96, 7, 60)])
+def test_texts_of_any_lengths_tune(lengths, checkpoint, tmp_path):
+    file = tmp_path / "mixed.jsonl"
+    words = ["a", "rounded", "weight", "says", "nearly", "what", "it", "said", "before", "and", "more"]
+    texts = [
+        " ".join(words[number % 11] for number in range(shift, shift + lengths[shift % len(lengths)]))
+        for shift in range(24)
+    ]
+    file.write_text("\n".join(json.dumps({"text": text}) for text in texts))
+    said = []
+    quantize_checkpoint(
+        checkpoint, to="int4", out=tmp_path / "out", text=file, max_kl=5, tune_steps=2, progress=said.append
+    )
+    assert any(line.startswith("tuning, update 2 of 2") for line in said)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(lengths=st.lists(st.integers(0, 50), max_size=40), fewest=st.integers(1, 9))
+def test_rows_that_are_tuned_on_are_of_one_length_and_hold_the_texts_in_their_order(lengths, fewest, tokenizer):
+    texts = ["ab" * length for length in lengths]
+    wanted = [id for text in texts if text for id in (tokenizer.bos_id, *tokenizer.encode(text))]
+    holder = SimpleNamespace(tokenizer=tokenizer, config=SimpleNamespace(max_position_embeddings=96))
+    try:
+        rows = equal_rows(holder, texts, length=32, tokens=10**6, fewest=fewest)
+    except UserError:
+        assert len(wanted) < 8 * fewest
+        return
+    assert len(rows) >= fewest
+    assert len({len(row) for row in rows}) == 1
+    found = [int(id) for row in rows for id in row]
+    assert found == wanted[: len(found)]
+    assert len(wanted) - len(found) < len(rows[0])

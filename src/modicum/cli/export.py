@@ -11,7 +11,7 @@ import typer
 from modicum.cli.app import verb
 
 if TYPE_CHECKING:
-    from modicum.exchange import Dtype, Limits, OnnxQuant, Quant
+    from modicum.exchange import Dtype, ExportReport, GgufReport, HfReport, OnnxQuant, OnnxReport, Quant, Scope
 
 
 class TargetName(StrEnum):
@@ -77,6 +77,22 @@ def export(
             help="The largest mean KL divergence from full precision; ten times it for the 99th percentile.",
         ),
     ] = None,
+    max_difference: Annotated[
+        float | None,
+        typer.Option(
+            metavar="LOGIT",
+            help="The largest difference of a logit in a float32 file; 1e-3 in llama.cpp, 1e-4 in onnxruntime.",
+        ),
+    ] = None,
+    heldout: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Text to be judged by; without it, the held-out text of its run, or else the model's own samples.",
+        ),
+    ] = None,
+    texts: Annotated[int, typer.Option(help="How many texts of it are compared, token by token.", min=1)] = 50,
+    strings: Annotated[int, typer.Option(help="How many strings must get the same ids.", min=1)] = 10_000,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Write a checkpoint for other tools, when it is proven to say there what it says here.
@@ -85,9 +101,45 @@ def export(
     it lies; --to hf makes the folder to hand on. A GGUF file is run by llama.cpp itself before it gets its name, an
     ONNX file by onnxruntime; the extras gguf and onnx of this package bring them.
     """
+    from modicum.cli.parity_table import export_lines
+    from modicum.cli.progress import TerminalListener
+    from modicum.exchange import Scope
     from modicum.store import UserError
 
-    if quant is not None and quant.value not in _QUANTS.get(to, ()):
+    _check(to, quant, dtype, max_shard_size, max_kl, max_difference)
+    kind = (quant or _QUANTS[to][0] if to in _QUANTS else dtype or DtypeName.FP32).value
+    scope = Scope(texts=texts, strings=strings, heldout=heldout)
+    changed = {} if max_kl is None else {"mean_kl": max_kl, "tail_kl": 10 * max_kl}
+    changed |= {} if max_difference is None else {"logit": max_difference}
+    if to is TargetName.CYBERSLM and scope != Scope():
+        raise UserError("--heldout, --texts and --strings: cyberslm's file is compared bit for bit")
+    with TerminalListener() as listener:
+        how: dict[str, Any] = {"out": out, "progress": listener.say}
+        report = _written(to, checkpoint, kind, max_shard_size, changed, scope, how)
+    if as_json:
+        print(json.dumps(report.to_dict(), indent=2, ensure_ascii=False))
+        return
+    print("\n".join(export_lines(checkpoint, report)))
+
+
+_QUANTS = {
+    TargetName.GGUF: tuple(QuantName)[tuple(QuantName).index(QuantName.F32) :],
+    TargetName.ONNX: (QuantName.FP32, QuantName.FP16, QuantName.INT8),
+}
+
+
+def _check(
+    to: TargetName,
+    quant: QuantName | None,
+    dtype: DtypeName | None,
+    max_shard_size: str | None,
+    max_kl: float | None,
+    max_difference: float | None,
+) -> None:
+    """Raises UserError for a setting that the target does not have, or a number that is none."""
+    from modicum.store import UserError
+
+    if quant is not None and quant not in _QUANTS.get(to, ()):
         having = ", ".join(f"--to {name}: {', '.join(kinds)}" for name, kinds in _QUANTS.items())
         raise UserError(f"--quant {quant.value}: only GGUF and ONNX files have number types to choose from ({having})")
     if (dtype is not None or max_shard_size is not None) and to is not TargetName.HF:
@@ -96,88 +148,34 @@ def export(
         raise UserError("--max-kl: nothing is rounded in cyberslm's file")
     if max_kl is not None and not 0 < max_kl <= 100:
         raise UserError(f"--max-kl {max_kl:g}: expected a number of nats above 0, such as 0.01")
+    if max_difference is not None and (to not in _QUANTS or quant not in (None, _QUANTS[to][0])):
+        raise UserError("--max-difference: only a GGUF file of f32 and an ONNX one of fp32 are held to it")
+    if max_difference is not None and not 0 < max_difference <= 1:
+        raise UserError(f"--max-difference {max_difference:g}: expected a part of a logit, such as 1e-4")
+
+
+def _written(
+    to: TargetName,
+    checkpoint: Path,
+    kind: str,
+    max_shard_size: str | None,
+    changed: dict[str, float],
+    scope: "Scope",
+    how: dict[str, Any],
+) -> "ExportReport | GgufReport | HfReport | OnnxReport":
+    """changed: of the usual limits, what is another."""
+    from modicum import exchange
+
+    if to is TargetName.CYBERSLM:
+        return exchange.export_checkpoint(checkpoint, to="cyberslm", **how)
+    how["scope"] = scope
     if to is TargetName.GGUF:
-        report, lines = _gguf(checkpoint, out, cast("Quant", (quant or QuantName.F32).value), max_kl)
-    elif to is TargetName.ONNX:
-        report, lines = _onnx(checkpoint, out, cast("OnnxQuant", (quant or QuantName.FP32).value), max_kl)
-    elif to is TargetName.HF:
-        report, lines = _hf(checkpoint, out, (dtype or DtypeName.FP32).value, max_shard_size, max_kl)
-    else:
-        report, lines = _cyberslm(checkpoint, out)
-    if as_json:
-        print(json.dumps(report, indent=2, ensure_ascii=False))
-        return
-    print("\n".join(lines))
-
-
-_ONNX = (QuantName.FP32, QuantName.FP16, QuantName.INT8)
-_QUANTS = {
-    TargetName.GGUF: tuple(name.value for name in QuantName if name not in _ONNX),
-    TargetName.ONNX: tuple(name.value for name in _ONNX),
-}
-_Told = tuple[dict[str, Any], list[str]]  # the report as data, and as lines
-
-
-def _limits(usual: "Limits", max_kl: float | None) -> "Limits":
-    return usual if max_kl is None else replace(usual, mean_kl=max_kl, tail_kl=10 * max_kl)
-
-
-def _cyberslm(checkpoint: Path, out: Path) -> _Told:
-    from modicum.cli.parity_table import parity_lines
-    from modicum.cli.progress import TerminalListener
-    from modicum.exchange import export_checkpoint
-
-    with TerminalListener() as listener:
-        report = export_checkpoint(checkpoint, to="cyberslm", out=out, progress=listener.say)
-    return report.to_dict(), [
-        f"{checkpoint} for {report.to}: {report.parameters:,} parameters in {report.tensors} tensors",
-        *(f"  {note}" for note in report.notes),
-        *parity_lines(report.compared),
-        f"written: {out}",
-    ]
-
-
-def _hf(checkpoint: Path, out: Path, dtype: "Dtype", max_shard_size: str | None, max_kl: float | None) -> _Told:
-    from modicum.cli.parity_table import hf_lines
-    from modicum.cli.progress import TerminalListener
-    from modicum.exchange import HF_LIMITS, export_hf, size_of
-
-    shards = {} if max_shard_size is None else {"shard_bytes": size_of(max_shard_size)}
-    limits = _limits(HF_LIMITS[dtype], max_kl)
-    with TerminalListener() as listener:
-        report = export_hf(checkpoint, dtype=dtype, out=out, limits=limits, progress=listener.say, **shards)
-    return report.to_dict(), [
-        f"{checkpoint} for transformers: {report.architecture}, {report.parameters:,} parameters as {dtype}",
-        *hf_lines(report),
-        f"written: {out}, {out / 'README.md'}, {out / 'parity.json'}",
-    ]
-
-
-def _gguf(checkpoint: Path, out: Path, quant: "Quant", max_kl: float | None) -> _Told:
-    from modicum.cli.parity_table import gguf_lines
-    from modicum.cli.progress import TerminalListener
-    from modicum.exchange import LIMITS, export_gguf
-
-    limits = _limits(LIMITS[quant], max_kl)
-    with TerminalListener() as listener:
-        report = export_gguf(checkpoint, quant=quant, out=out, limits=limits, progress=listener.say)
-    return report.to_dict(), [
-        f"{checkpoint} for llama.cpp: {report.parameters:,} parameters as {quant}",
-        *gguf_lines(report),
-        f"written: {out / report.file}, {out / 'parity.json'}",
-    ]
-
-
-def _onnx(checkpoint: Path, out: Path, quant: "OnnxQuant", max_kl: float | None) -> _Told:
-    from modicum.cli.parity_table import onnx_lines
-    from modicum.cli.progress import TerminalListener
-    from modicum.exchange import ONNX_LIMITS, export_onnx
-
-    limits = _limits(ONNX_LIMITS[quant], max_kl)
-    with TerminalListener() as listener:
-        report = export_onnx(checkpoint, quant=quant, out=out, limits=limits, progress=listener.say)
-    return report.to_dict(), [
-        f"{checkpoint} for onnxruntime: {report.parameters:,} parameters as {quant}",
-        *onnx_lines(report),
-        f"written: {out / report.file}, {out / 'genai_config.json'}, {out / 'parity.json'}",
-    ]
+        how["limits"] = replace(exchange.LIMITS[cast("Quant", kind)], **changed)
+        return exchange.export_gguf(checkpoint, quant=cast("Quant", kind), **how)
+    if to is TargetName.ONNX:
+        how["limits"] = replace(exchange.ONNX_LIMITS[cast("OnnxQuant", kind)], **changed)
+        return exchange.export_onnx(checkpoint, quant=cast("OnnxQuant", kind), **how)
+    how["limits"] = replace(exchange.HF_LIMITS[cast("Dtype", kind)], **changed)
+    if max_shard_size is not None:
+        how["shard_bytes"] = exchange.size_of(max_shard_size)
+    return exchange.export_hf(checkpoint, dtype=cast("Dtype", kind), **how)

@@ -1,10 +1,12 @@
 """What the gate compared, in plain lines."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import groupby
+from pathlib import Path
 
-from modicum.evaluate.divergence import Limits, Quality
-from modicum.exchange import GgufReport, HfReport, OnnxReport
+from modicum.cli.beside_table import cost_lines, judged_lines
+from modicum.evaluate.divergence import Quality
+from modicum.exchange import ExportReport, GgufReport, HfReport, OnnxReport
 from modicum.exchange.continuing import Parted
 from modicum.exchange.parity import Compared
 
@@ -28,62 +30,61 @@ def parity_lines(compared: Iterable[Compared]) -> list[str]:
     ]
 
 
-def quality_lines(quality: Quality, limits: Limits) -> list[str]:
-    """How far the model's own texts are from full precision."""
+def export_lines(checkpoint: Path, report: ExportReport | GgufReport | HfReport | OnnxReport) -> list[str]:
+    """What was written of the checkpoint, what was compared, and where it lies."""
+    runtime, kind, lines, written = _told(report)
     return [
-        f"  on {quality.positions:,} positions of the model's own texts, beside full precision:",
-        f"    KL divergence {quality.mean_kl:.2e} nats in the mean (allowed {limits.mean_kl:g}), "
-        f"{quality.tail_kl:.2e} at the 99th percentile (allowed {limits.tail_kl:g})",
-        f"    top-1 agreement {quality.agreement:.2%} (asked for {limits.agreement:.2%})",
-        f"    with a first choice ahead by more than 0.01: {quality.clear:,}; another one at {quality.clear_differing}",
+        f"{checkpoint} for {runtime}: {report.parameters:,} parameters as {kind}",
+        *lines,
+        f"written: {', '.join(str(report.out / name) for name in written)}",
     ]
 
 
-def parted_lines(parted: Iterable[Parted]) -> list[str]:
-    """Where greedy continuations part, and whether the two tokens were as good as equal."""
-    return [
-        f"    number {one.continuation} parts at token {one.step}: {one.theirs} there, {one.ours} here, ahead by "
-        f"{one.margin:.2g}{', as good as equal' if one.near else ''}"
-        for one in parted
-    ]
+def _told(
+    report: ExportReport | GgufReport | HfReport | OnnxReport,
+) -> tuple[str, str, list[str], tuple[str, ...]]:
+    """What reads it, its number type, its lines, and the files to look at."""
+    match report:
+        case GgufReport():
+            return "llama.cpp", report.quant, _gguf(report), (report.file, "parity.json")
+        case OnnxReport():
+            return "onnxruntime", report.quant, _onnx(report), (report.file, "genai_config.json", "parity.json")
+        case HfReport():
+            reader = f"transformers ({report.architecture})"
+            return reader, report.dtype, _hf(report), ("", "README.md", "parity.json")
+        case ExportReport():
+            return report.to, "float32", _cyberslm(report), ("",)
 
 
-def hf_lines(report: HfReport) -> list[str]:
-    """What the folder says, read back; how far rounding moved it; its files, and what its card tells."""
+def _cyberslm(report: ExportReport) -> list[str]:
+    return [f"  {report.tensors} tensors", *(f"  {note}" for note in report.notes), *parity_lines(report.compared)]
+
+
+def _hf(report: HfReport) -> list[str]:
     told = (
         "the evaluation of this checkpoint" if report.evaluated else "no evaluation: none of this checkpoint is there"
     )
     return [
         *parity_lines(report.compared),
-        *quality_lines(report.quality, report.limits),
+        *_strings(report.strings, report.unicode),
+        *judged_lines(report.judged, report.limits),
         f"  the model card has {told}",
         f"  {report.bytes:,} bytes in {', '.join(report.files)}; the checkpoint's weights are "
         f"{report.checkpoint_bytes:,}",
     ]
 
 
-def gguf_lines(report: GgufReport) -> list[str]:
-    """What llama.cpp said of the file: prompts, vocabulary, the model's own texts, size, and what took another type."""
+def _gguf(report: GgufReport) -> list[str]:
     proof = report.proof
-    prompts = (
-        []
-        if proof.prompts is None
-        else [
-            f"  on those prompts: mean KL divergence {proof.prompts.mean_kl:.2e}, "
-            f"99th percentile {proof.prompts.tail_kl:.2e}, top-1 agreement {proof.prompts.agreement:.2%}"
-        ]
-    )
     lines = [
         *parity_lines(proof.compared),
-        *prompts,
+        *([] if proof.prompts is None else _prompts(proof.prompts)),
         f"  {proof.keys} keys and {proof.tensors} tensors read back bit for bit",
-        f"  {proof.texts:,} texts (Unicode {proof.unicode}) with the same ids",
-        *quality_lines(report.proof.quality, report.limits),
-        f"  {proof.same_continuations} of {proof.continuations} greedy continuations the same to the end",
-        *parted_lines(proof.parted),
-        f"  bits per byte of those texts {proof.bits_per_byte:.4f}, at full precision {proof.full_bits_per_byte:.4f}",
+        *_strings(proof.strings, proof.unicode),
+        *judged_lines(proof.judged, report.limits),
+        *_continuations(proof.continuations, proof.steps, proof.parted),
+        *_costs(report),
         *(f"  {note}" for note in report.notes),
-        f"  {report.bytes:,} bytes; the checkpoint's weights are {report.checkpoint_bytes:,}",
     ]
     reasons = groupby(sorted(report.fallbacks, key=lambda item: item[1:]), key=lambda item: item[1:])
     for (kind, reason), tensors in reasons:
@@ -91,26 +92,44 @@ def gguf_lines(report: GgufReport) -> list[str]:
     return lines
 
 
-def onnx_lines(report: OnnxReport) -> list[str]:
-    """What onnxruntime said of the folder, where it goes on otherwise, and what it costs there."""
-    proof, cost, full = report.proof, report.cost, report.full
-    rows = [
-        ("", "fp32", report.quant),
-        ("on disk", f"{full.disk_bytes / 1e6:.1f} MB", f"{cost.disk_bytes / 1e6:.1f} MB"),
-        ("to load", f"{full.load_seconds:.2f} s", f"{cost.load_seconds:.2f} s"),
-        ("in memory", f"{full.memory_bytes / 1e6:.0f} MB", f"{cost.memory_bytes / 1e6:.0f} MB"),
-        ("one answer", f"{full.tokens_per_second:.0f} tokens/s", f"{cost.tokens_per_second:.0f} tokens/s"),
-        ("bits per byte", f"{proof.full_bits_per_byte:.4f}", f"{proof.bits_per_byte:.4f}"),
-    ]
+def _onnx(report: OnnxReport) -> list[str]:
+    proof = report.proof
     return [
         *parity_lines(proof.compared),
-        f"  on those prompts: mean KL divergence {proof.prompts.mean_kl:.2e}, "
-        f"99th percentile {proof.prompts.tail_kl:.2e}, top-1 agreement {proof.prompts.agreement:.2%}",
+        *_prompts(proof.prompts),
         f"  {proof.weights} weights read back bit for bit",
-        f"  {proof.texts:,} texts (Unicode {proof.unicode}) with the same ids",
-        *quality_lines(proof.quality, report.limits),
-        f"  {proof.continuations - len(proof.parted)} of {proof.continuations} greedy continuations of {proof.steps} "
-        "tokens the same to the end",
-        *parted_lines(proof.parted),
-        *(f"  {a:14}{b:>16}" + (f"{c:>16}" if report.quant != "fp32" else "") for a, b, c in rows),
+        *_strings(proof.strings, proof.unicode),
+        *judged_lines(proof.judged, report.limits),
+        *_continuations(proof.continuations, proof.steps, proof.parted),
+        *_costs(report),
     ]
+
+
+def _prompts(quality: Quality) -> list[str]:
+    return [
+        f"  on those prompts: mean KL divergence {quality.mean_kl:.2e}, 99th percentile {quality.tail_kl:.2e}, "
+        f"top-1 agreement {quality.agreement:.2%}"
+    ]
+
+
+def _strings(count: int, unicode: str) -> list[str]:
+    return [f"  {count:,} strings (Unicode {unicode}) with the same ids"]
+
+
+def _continuations(count: int, steps: int, parted: Sequence[Parted]) -> list[str]:
+    """How many are the same, where the others part, and whether the two tokens were as good as equal."""
+    return [
+        f"  {count - len(parted)} of {count} greedy continuations of {steps} tokens the same to the end",
+        *(
+            f"    number {one.continuation} parts at token {one.step}: {one.theirs} there, {one.ours} here, ahead by "
+            f"{one.margin:.2g}{', as good as equal' if one.near else ''}"
+            for one in parted
+        ),
+    ]
+
+
+def _costs(report: GgufReport | OnnxReport) -> list[str]:
+    """Beside full precision, where it is another."""
+    if report.cost == report.full:
+        return cost_lines((report.quant,), (report.cost,))
+    return cost_lines(("full precision", report.quant), (report.full, report.cost))

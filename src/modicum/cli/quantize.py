@@ -35,7 +35,14 @@ def quantize(
     ] = None,
     text: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Text to fit to and be judged by; without it, the model's own samples."),
+        typer.Option(metavar="FILE", help="Text to fit to; without it, the model's own samples."),
+    ] = None,
+    heldout: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Text to be judged by; without it, the held-out text of its run, or else the model's own samples.",
+        ),
     ] = None,
     tune: Annotated[
         int, typer.Option(metavar="STEPS", help="Updates that tune the weights to their rounding, on --text.", min=0)
@@ -56,7 +63,14 @@ def quantize(
         raise UserError(f"--max-kl {max_kl:g}: expected a number of nats above 0, such as 0.01")
     with TerminalListener() as listener:
         report = quantize_checkpoint(
-            checkpoint, to=to.value, out=out, max_kl=max_kl, text=text, tune_steps=tune, progress=listener.say
+            checkpoint,
+            to=to.value,
+            out=out,
+            max_kl=max_kl,
+            text=text,
+            heldout=heldout,
+            tune_steps=tune,
+            progress=listener.say,
         )
     if as_json:
         print(json.dumps(report.to_dict(), indent=2, ensure_ascii=False))

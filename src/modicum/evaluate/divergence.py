@@ -7,22 +7,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-CLEAR = 0.01  # of a logit: ten times what float32 weights may be off
+CLEAR = 0.01  # of a logit
+MOST_UNDECIDED = 0.02  # of the positions may be left out as undecided where a first choice is held to another's
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What is refused: a mean or 99th-percentile KL divergence (nats) above, a top-1 agreement below."""
+    """What is refused: a mean or 99th-percentile KL divergence (nats) above, a top-1 agreement below; where weights are
+    float32 also a difference of one logit above."""
 
     mean_kl: float
     tail_kl: float
     agreement: float
+    logit: float | None = None
+
+    @property
+    def clear(self) -> float:
+        """By how much a first choice must be ahead to be the other's too: ten times what a logit may be off."""
+        return CLEAR if self.logit is None else 10 * self.logit
 
 
 @dataclass(frozen=True)
 class Quality:
     """positions compared; KL divergence from full precision in nats; how often the likeliest token is the same; clear:
-    positions where full precision prefers it by more than a hundredth, and in how many of these it is another."""
+    positions where full precision prefers it by more than `margin` of a logit, and in how many of these it is
+    another."""
 
     positions: int
     mean_kl: float
@@ -30,6 +39,12 @@ class Quality:
     agreement: float
     clear: int
     clear_differing: int
+    margin: float = CLEAR
+
+    @property
+    def undecided(self) -> float:
+        """The share of positions at which full precision prefers none."""
+        return 1 - self.clear / self.positions
 
     def faults(self, limits: Limits) -> list[str]:
         """What is over its limit, in a line each."""
@@ -42,19 +57,25 @@ class Quality:
             found.append(f"top-1 agreement {self.agreement:.2%}, asked for {limits.agreement:.2%}")
         return found
 
+    def other_choices(self) -> list[str]:
+        """In a line, that another first choice was found where it is clear; none where there was none."""
+        if not self.clear_differing:
+            return []
+        return [f"another first choice at {self.clear_differing} of {self.clear} clear positions"]
 
-def quality(full: Iterable[Any], found: Iterable[Any]) -> Quality:
+
+def quality(full: Iterable[Any], found: Iterable[Any], *, clear: float = CLEAR) -> Quality:
     """Compare logits (T, V), NumPy's or torch's, of the same texts: `full` precision's, and what was `found`.
 
-    One text at a time, in float64.
+    One text at a time, in float64. clear: of a logit, by how much a first choice must be ahead to count as clear.
     """
-    divergence, same, clear = [], [], []
+    divergence, same, ahead = [], [], []
     for truth, other in zip(map(_log_softmax, full), map(_log_softmax, found), strict=True):
         divergence.append((truth.exp() * (truth - other)).sum(-1))
         same.append(truth.argmax(-1) == other.argmax(-1))
         best, second = truth.topk(2, -1).values.unbind(-1)
-        clear.append(best - second > CLEAR)
-    divergences, agreeing, decided = (torch.cat(parts) for parts in (divergence, same, clear))
+        ahead.append(best - second > clear)
+    divergences, agreeing, decided = (torch.cat(parts) for parts in (divergence, same, ahead))
     return Quality(
         positions=len(divergences),
         mean_kl=float(divergences.mean()),
@@ -62,6 +83,7 @@ def quality(full: Iterable[Any], found: Iterable[Any]) -> Quality:
         agreement=float(agreeing.double().mean()),
         clear=int(decided.sum()),
         clear_differing=int((decided & ~agreeing).sum()),
+        margin=clear,
     )
 
 

@@ -6,7 +6,7 @@ LIBRARY is the shared library of the xllamacpp wheel: llama.cpp, compiled in, wi
 FOLDER holds request.json: {"model", "threads", "texts", "prompts", "begun", "steps"}. Written there: facts.json;
 logits-N.npy, float32 (T, V), for prompt N; greedy.json, the likeliest `steps` tokens after each text begun. With
 "timed", {"prompt", "short", "tokens", "repeats"}, instead of all that times.json: seconds of the prompt and of so many
-tokens after the short one, repeated, in the settings that llama.cpp has by default, and the peak of resident bytes.
+tokens after the short one, repeated, in the settings that llama.cpp has by default; of loading; and bytes of memory.
 It runs apart because a faulty file may end the process that reads it. Imports nothing of ours.
 """
 
@@ -23,7 +23,7 @@ import numpy as np
 # llama.h of 2025 and 2026. Structures go by value: room for more than they hold is harmless, for less is not.
 _ROOM = 128
 _F32, _F16 = 0, 1  # ggml_type
-_UNKNOWN = "the settings of this llama.cpp lie in places that are not known here; take another release of xllamacpp"
+_UNKNOWN = "the {} of this llama.cpp lie in places that are not known here; take another release of xllamacpp"
 
 
 class _Settings(ctypes.Structure):
@@ -39,6 +39,7 @@ class _Batch(ctypes.Structure):
         ("n_seq_id", ctypes.POINTER(ctypes.c_int32)),
         ("seq_id", ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))),
         ("logits", ctypes.POINTER(ctypes.c_int8)),
+        ("more", ctypes.c_uint64 * 16),  # room for what later releases put behind
     )
 
 
@@ -54,6 +55,7 @@ _INTERFACE: dict[str, tuple[Any, list[Any]]] = {
     "llama_get_memory": (_POINTER, [_POINTER]),
     "llama_memory_clear": (None, [_POINTER, _BOOL]),
     "llama_batch_init": (_Batch, [_INT, _INT, _INT]),
+    "llama_batch_get_one": (_Batch, [ctypes.POINTER(_INT), _INT]),
     "llama_batch_free": (None, [_Batch]),
     "llama_decode": (_INT, [_POINTER, _Batch]),
     "llama_get_logits": (ctypes.POINTER(ctypes.c_float), [_POINTER]),
@@ -75,11 +77,16 @@ def main(library: str, folder: Path) -> None:
     request = json.loads((folder / "request.json").read_text("utf-8"))
     llama = _open(library)
     llama.llama_backend_init()
+    _check_batches(llama)
+    before, began = _resident("VmRSS"), time.perf_counter()
     model = llama.llama_model_load_from_file(request["model"].encode(), _model_settings(llama))
     if not model:
         sys.exit("llama.cpp does not load the file")
     if "timed" in request:
-        (folder / "times.json").write_text(json.dumps(_timed(llama, model, request["threads"], **request["timed"])))
+        seconds = time.perf_counter() - began
+        times = _timed(llama, model, request["threads"], **request["timed"])
+        times |= {"load_seconds": seconds, "memory_bytes": times["peak_bytes"] - before}
+        (folder / "times.json").write_text(json.dumps(times))
         return
     vocab = llama.llama_model_get_vocab(model)
     facts = _facts(llama, model, vocab)
@@ -113,7 +120,7 @@ def _model_settings(llama: Any) -> _Settings:
     settings: _Settings = llama.llama_model_default_params()
     words = ctypes.cast(ctypes.byref(settings), ctypes.POINTER(ctypes.c_int32))
     if words[4:6] != [-1, 1]:
-        sys.exit(_UNKNOWN)
+        sys.exit(_UNKNOWN.format("settings"))
     words[4] = 0
     return settings
 
@@ -135,15 +142,32 @@ def _context_settings(llama: Any, length: int) -> _Settings:
     ]
     sizes = [words[i] for i in range(3)]
     if len(places) != 1 or sizes != [512, 2048, 512]:
-        sys.exit(_UNKNOWN)
+        sys.exit(_UNKNOWN.format("settings"))
     (at,) = places
     kinds = next((k for k in range(at + 10, at + 24) if (words[k], words[k + 1]) == (_F16, _F16)), None)
     if kinds is None:
-        sys.exit(_UNKNOWN)
+        sys.exit(_UNKNOWN.format("settings"))
     words[0] = words[1] = words[2] = length
     words[at + 3] = 0  # flash attention off
     words[kinds] = words[kinds + 1] = _F32
     return settings
+
+
+def _check_batches(llama: Any) -> None:
+    """A batch of one token must hold what is known of it: only what is a list has an address."""
+    token = (ctypes.c_int32 * 1)(7)
+    given, made = llama.llama_batch_get_one(token, 1), llama.llama_batch_init(1, 0, 1)
+    lists = (made.token, made.pos, made.n_seq_id, made.seq_id, made.logits)
+    known = (
+        given.n_tokens == 1
+        and ctypes.addressof(token) == ctypes.cast(given.token, ctypes.c_void_p).value
+        and not any((given.embd, given.pos, given.n_seq_id, given.seq_id, given.logits))
+        and all(lists)
+        and not (made.n_tokens or made.embd)
+    )
+    if not known or not made.seq_id[0] or made.seq_id[1]:  # a list of lists, with none behind the last
+        sys.exit(_UNKNOWN.format("batches"))
+    llama.llama_batch_free(made)
 
 
 def _facts(llama: Any, model: Any, vocab: Any) -> dict[str, Any]:
@@ -208,7 +232,7 @@ def _timed(
     settings: _Settings = llama.llama_context_default_params()
     words = ctypes.cast(ctypes.byref(settings), ctypes.POINTER(ctypes.c_uint32))
     if words[0:3] != [512, 2048, 512]:
-        sys.exit(_UNKNOWN)
+        sys.exit(_UNKNOWN.format("settings"))
     words[0] = max(len(prompt), len(short) + tokens)
     context = llama.llama_init_from_model(model, settings)
     if not context:
@@ -238,14 +262,18 @@ def _timed(
         for place in range(tokens):
             token = likeliest([token], len(short) + place)
         times["decode"].append(time.perf_counter() - begun)
-    return {**{name: seconds[1:] for name, seconds in times.items()}, "peak_bytes": _peak()}  # the first warms up
+    warm = {name: seconds[1:] for name, seconds in times.items()}
+    return {**warm, "peak_bytes": _resident("VmHWM")}
 
 
-def _peak() -> int:
-    """Bytes of this process's largest resident set; not, as getrusage has it on Linux, of the one that started it."""
+def _resident(field: str) -> int:
+    """Bytes of this process, now (VmRSS) or at most (VmHWM), by the system's account; where it keeps none, the most.
+
+    Linux has another figure in getrusage: there the process that started this one counts too.
+    """
     status = Path("/proc/self/status")
     if status.is_file():
-        return next(int(line.split()[1]) << 10 for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
+        return next(int(line.split()[1]) << 10 for line in status.read_text().splitlines() if line.startswith(field))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 

@@ -3,30 +3,37 @@
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from modicum.checkpoint import load_checkpoint
-from modicum.exchange.gguf_gate import Proof, prove_gguf
-from modicum.exchange.gguf_quality import LIMITS, Limits
-from modicum.exchange.gguf_runtime import library
+import torch
+
+from modicum.checkpoint import Checkpoint, load_checkpoint
+from modicum.evaluate.beside import Cost
+from modicum.evaluate.divergence import Limits
+from modicum.exchange.gguf_gate import LIMITS, Proof, prove_gguf
+from modicum.exchange.gguf_runtime import library, timed
 from modicum.exchange.gguf_weights import Quant, file_tensors, gguf_library
 from modicum.exchange.gguf_writing import file_metadata, write_gguf
-from modicum.exchange.importing import refuse_taken
-from modicum.store import UserError, atomic_directory, write_json
+from modicum.exchange.scope import SCOPE, Scope
+from modicum.store import UserError, atomic_directory, refuse_taken, write_json
 from modicum.tokenizer import Tokenizer
+
+_SPOKEN = 64  # tokens of the answer that is timed
 
 
 @dataclass(frozen=True)
 class GgufReport:
-    """What was written: the file, its bytes and those of the checkpoint's weights; fallbacks: tensor, type, reason of
-    those that did not take the type that was asked for; what llama.cpp said; notes: what it does otherwise."""
+    """What was written: the file, what it costs in llama.cpp, and what float32 costs there; fallbacks: tensor, type,
+    reason of those that did not take the type that was asked for; what llama.cpp said; notes: what it does
+    otherwise."""
 
     out: Path
     file: str
     quant: Quant
     parameters: int
-    bytes: int
-    checkpoint_bytes: int
+    cost: Cost
+    full: Cost
     fallbacks: tuple[tuple[str, str, str], ...]
     limits: Limits
     proof: Proof
@@ -43,11 +50,12 @@ def export_gguf(
     quant: Quant = "f32",
     out: Path,
     limits: Limits | None = None,
+    scope: Scope | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> GgufReport:
     """Write a checkpoint as the folder `out` with model-<quant>.gguf and parity.json.
 
-    limits: what the divergence from full precision may be; without them, LIMITS[quant]. Raises UserError, and writes
+    limits: how far it may be from full precision; without them, LIMITS[quant]. Raises UserError, and writes
     nothing, when GGUF has no word for a part of the model or its tokenizer, when llama.cpp does not say what the
     checkpoint says, when gguf or xllamacpp is not installed, and when `out` is there already.
     """
@@ -65,14 +73,16 @@ def export_gguf(
     with atomic_directory(out) as unfinished:
         file = unfinished / name
         others = write_gguf(file, loaded.config, metadata, file_tensors(loaded.weights, loaded.config, quant))
-        proof = prove_gguf(file, str(out / name), loaded, quant, limits, progress)
+        proof = prove_gguf(file, str(out / name), loaded, quant, limits, scope or SCOPE, progress)
+        progress("measuring what it costs")
+        cost = _cost(file, loaded)
         report = GgufReport(
             out=out,
             file=name,
             quant=quant,
             parameters=loaded.config.parameter_count(),
-            bytes=file.stat().st_size,
-            checkpoint_bytes=sum(weight.nbytes for weight in loaded.weights.values()),
+            cost=cost,
+            full=cost if quant == "f32" else _full(unfinished / "full.gguf", loaded),
             fallbacks=tuple((tensor.name, tensor.kind, tensor.fallback or "") for tensor in others),
             limits=limits,
             proof=proof,
@@ -80,6 +90,23 @@ def export_gguf(
         )
         write_json(unfinished / "parity.json", {key: v for key, v in report.to_dict().items() if key != "out"})
     return report
+
+
+def _full(file: Path, checkpoint: Checkpoint) -> Cost:
+    """What float32 costs on this machine now, from a file that is thrown away."""
+    metadata = file_metadata(checkpoint.config, checkpoint.tokenizer, "f32")
+    write_gguf(file, checkpoint.config, metadata, file_tensors(checkpoint.weights, checkpoint.config, "f32"))
+    cost = _cost(file, checkpoint)
+    file.unlink()
+    return cost
+
+
+def _cost(file: Path, checkpoint: Checkpoint) -> Cost:
+    tokens = min(_SPOKEN, checkpoint.config.max_position_embeddings - 1)
+    start = [checkpoint.tokenizer.bos_id]
+    found = timed(file, start, start, tokens=tokens, repeats=2, threads=torch.get_num_threads())
+    speed = tokens / median(found["decode"])
+    return Cost(file.stat().st_size, found["load_seconds"], speed, found["memory_bytes"])
 
 
 def _ends_more(tokenizer: Tokenizer, number: int) -> str:

@@ -5,11 +5,11 @@ Every count, length and offset in it is a claim. Nothing is allocated for one th
 
 import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,10 @@ from numpy.typing import NDArray
 from modicum.exchange.gguf_weights import K_QUANTS, TYPES, Quant
 from modicum.store import UserError
 
-_LARGEST_HEADER = 1 << 28
+T = TypeVar("T")
+# Far beyond any model's: a header of a hundred thousands of merges has ten megabytes. What a file claims beyond these
+# is refused unread, whatever room it has, for the values of a header are all held in memory.
+_LARGEST_HEADER, _LONGEST_TEXT, _LONGEST_NAME, _MOST_ITEMS, _MOST_ENTRIES = 1 << 26, 1 << 24, 1 << 10, 1 << 22, 1 << 16
 # GGUF's number of each kind of value: struct's letter for it. 8 is text, 9 a list.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _TEXT, _LIST = 8, 9
@@ -55,48 +58,66 @@ class GgufFile:
 
 def read_gguf(path: Path) -> GgufFile:
     """The header of a file. Raises UserError, naming the place, for one that is not whole and sound."""
+    return GgufFile(path, *_read(path, _parts))
+
+
+def read_keys(path: Path) -> dict[str, Any]:
+    """The keys of a file alone, whose tensors may be of any type. Raises UserError as read_gguf does."""
+    return _read(path, _keys)[0]
+
+
+def _read(path: Path, parts: Callable[["_Reading"], T]) -> T:
     if not path.is_file():
         raise UserError(f"{path}: missing, or no regular file; expected a GGUF file")
     try:
-        size = path.stat().st_size
         with path.open("rb") as file:
-            head = file.read(min(size, _LARGEST_HEADER))
+            reading = _Reading(path, file, path.stat().st_size)
+            return parts(reading)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
-    reading = _Reading(path, head, size)
-    try:
-        return GgufFile(path, *_parts(reading))
-    except struct.error:
+    except EOFError:
         raise UserError(f"{path}: ends inside its header (at byte {reading.at:,}); copy it again") from None
 
 
 class _Reading:
-    """A place in the header that moves on."""
+    """A place in the header that moves on; only what has passed is in memory."""
 
-    def __init__(self, path: Path, head: bytes, size: int) -> None:
-        self.path, self.head, self.size, self.at = path, head, size, 0
+    def __init__(self, path: Path, file: BinaryIO, size: int) -> None:
+        self.path, self.file, self.size, self.at = path, file, size, 0
+        self.items_left = _MOST_ITEMS
 
-    def number(self, letter: str) -> Any:
-        (found,) = struct.unpack_from(f"<{letter}", self.head, self.at)
-        self.at += struct.calcsize(f"<{letter}")
+    def take(self, count: int) -> bytes:
+        """The next ones. Raises EOFError where the file ends before, UserError where a header would not end."""
+        if self.at + count > _LARGEST_HEADER:
+            raise UserError(f"{self.path}: its header goes beyond {_LARGEST_HEADER >> 20} MiB; no model's does")
+        found = self.file.read(count)
+        if len(found) < count:
+            raise EOFError
+        self.at += count
         return found
 
-    def count(self, what: str, least: int) -> int:
-        """How many of something follow, when what is left has room for them at `least` bytes each."""
+    def number(self, letter: str) -> Any:
+        (found,) = struct.unpack(f"<{letter}", self.take(struct.calcsize(f"<{letter}")))
+        return found
+
+    def count(self, what: str, least: int, most: int) -> int:
+        """How many of something follow, when the file has room for them at `least` bytes each, and it is no absurd
+        number."""
         found: int = self.number("Q")
-        if found * least > len(self.head) - self.at:
+        if found * least > self.size - self.at:
             raise UserError(
                 f"{self.path}: claims {found:,} {what}, more than it has room for; it is cut off or damaged"
             )
+        if found > most:
+            raise UserError(f"{self.path}: claims {found:,} {what}; more than {most:,} are not read")
         return found
 
-    def text(self, what: str) -> str:
-        length = self.count(f"bytes of {what}", 1)
-        self.at += length
+    def text(self, what: str, most: int = _LONGEST_TEXT) -> str:
+        length = self.count(f"bytes of {what}", 1, most)
         try:
-            return self.head[self.at - length : self.at].decode("utf-8")
+            return self.take(length).decode("utf-8")
         except UnicodeDecodeError:
-            raise UserError(f"{self.path}: {what} at byte {self.at - length:,} is not UTF-8; it is damaged") from None
+            raise UserError(f"{self.path}: {what} before byte {self.at:,} is not UTF-8; it is damaged") from None
 
     def value(self, kind: int, key: str) -> Any:
         if kind == _TEXT:
@@ -108,14 +129,18 @@ class _Reading:
     def items(self, key: str) -> list[Any]:
         kind = self.number("I")
         if kind == _TEXT:
-            return [self.text(key) for _ in range(self.count(f"items of {key}", 8))]
+            return [self.text(key) for _ in range(self._items(key, 8))]
         if kind not in _SCALARS:
             raise UserError(f"{self.path}: {key} is a list of kind {kind}, which is not read")
-        width = struct.calcsize(_SCALARS[kind])
-        count = self.count(f"items of {key}", width)
-        found = list(struct.unpack_from(f"<{count}{_SCALARS[kind]}", self.head, self.at))
-        self.at += count * width
+        width = struct.calcsize(f"<{_SCALARS[kind]}")
+        count = self._items(key, width)
+        found = list(struct.unpack(f"<{count}{_SCALARS[kind]}", self.take(count * width)))
         return [_decimal(item) for item in found] if kind == 6 else found
+
+    def _items(self, key: str, least: int) -> int:
+        count = self.count(f"items of {key}", least, self.items_left)
+        self.items_left -= count
+        return count
 
 
 def _decimal(number: float) -> float:
@@ -123,24 +148,31 @@ def _decimal(number: float) -> float:
     return float(str(np.float32(number)))
 
 
-def _parts(reading: _Reading) -> tuple[dict[str, Any], dict[str, Placed]]:
+def _keys(reading: _Reading) -> tuple[dict[str, Any], int]:
+    """The keys, and how many tensors follow."""
     path = reading.path
-    if reading.head[:4] != b"GGUF":
-        raise UserError(f"{path}: not a GGUF file (it begins with {reading.head[:4]!r})")
-    reading.at = 4
+    begins = reading.take(min(4, reading.size))
+    if begins != b"GGUF":
+        raise UserError(f"{path}: not a GGUF file (it begins with {begins!r})")
     version = reading.number("I")
     if version not in (2, 3):
         swapped = " (its bytes are in the other order)" if version in (2 << 24, 3 << 24) else ""
         raise UserError(f"{path}: GGUF version {version}{swapped}; versions 2 and 3 are read")
-    tensors = reading.count("tensors", 32)
-    keys = reading.count("keys", 13)
+    tensors = reading.count("tensors", 32, _MOST_ENTRIES)
+    keys = reading.count("keys", 13, _MOST_ENTRIES)
     values: dict[str, Any] = {}
     for _ in range(keys):
-        key = reading.text("a key")
+        key = reading.text("a key", _LONGEST_NAME)
         if key in values:
-            raise UserError(f"{path}: has the key {key} twice")
+            raise UserError(f"{path}: has the key {key[:80]} twice")
         kind = reading.number("I")
-        values[key] = reading.items(key) if kind == _LIST else reading.value(kind, key)
+        values[key] = reading.items(key[:80]) if kind == _LIST else reading.value(kind, key[:80])
+    return values, tensors
+
+
+def _parts(reading: _Reading) -> tuple[dict[str, Any], dict[str, Placed]]:
+    path = reading.path
+    values, tensors = _keys(reading)
     claims = [_claim(reading) for _ in range(tensors)]
     step = values.get("general.alignment", 32)
     if type(step) is not int or not 0 < step <= 1 << 16 or step & (step - 1):
@@ -151,7 +183,7 @@ def _parts(reading: _Reading) -> tuple[dict[str, Any], dict[str, Placed]]:
 
 def _claim(reading: _Reading) -> tuple[str, tuple[int, ...], int, int]:
     """A tensor's name, shape, kind and offset as the file says them."""
-    name = reading.text("a tensor's name")
+    name = reading.text("a tensor's name", _LONGEST_NAME)
     dimensions = reading.number("I")
     if not 1 <= dimensions <= 4:
         raise UserError(f"{reading.path}: {name[:80]} has {dimensions:,} dimensions; a tensor has one to four")

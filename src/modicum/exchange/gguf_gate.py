@@ -12,109 +12,123 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modicum.checkpoint import Checkpoint
+from modicum.evaluate.beside import Judged, judged
+from modicum.evaluate.divergence import Limits, Quality, quality
+from modicum.evaluate.texts import judging_texts
 from modicum.exchange.causes import likely_cause
-from modicum.exchange.continuing import Parted, bits_per_byte, parted
-from modicum.exchange.gguf_quality import Limits, Quality, own_texts, quality
+from modicum.exchange.continuing import Parted, parted
 from modicum.exchange.gguf_readback import read_back
 from modicum.exchange.gguf_runtime import Answer, ask
-from modicum.exchange.gguf_texts import UNICODE, agreed_texts
 from modicum.exchange.gguf_vocabulary import pre_tokenizer_name, special_ids, spoken_ids
 from modicum.exchange.gguf_weights import Quant, file_tensors
 from modicum.exchange.gguf_writing import file_metadata
 from modicum.exchange.parity import Compared, Ids, decoder_speaker, truth_of, with_long
+from modicum.exchange.scope import Scope
+from modicum.exchange.strings import UNICODE, agreed_strings
 from modicum.store import UserError
 
-TOLERANCE = 1e-3  # of a logit, for float32 weights
-STEPS = 64
-_BEGUN = 8
+LIMITS: dict[Quant, Limits] = {
+    "f32": Limits(1e-6, 1e-5, 0.99, logit=1e-3),
+    "f16": Limits(1e-4, 1e-3, 0.995),
+    "bf16": Limits(1e-3, 1e-2, 0.985),
+    "q8_0": Limits(2e-3, 2e-2, 0.985),
+    "q6_k": Limits(5e-3, 5e-2, 0.97),
+    "q5_k": Limits(1e-2, 1e-1, 0.95),
+    "q4_k": Limits(3e-2, 3e-1, 0.93),
+    "q4_0": Limits(3e-2, 3e-1, 0.93),
+}
+_BEGIN = 4  # tokens of a text that is continued
 _ROWS = 64
 
 
 @dataclass(frozen=True)
 class Proof:
-    """What was compared: keys and tensors of the file; texts, of which characters, with equal ids; logits of prompts;
-    the quality on the model's own texts, and of rounded weights on those prompts; greedy continuations, and
-    where those that part, part; more_ends: ids at which an answer ends in llama.cpp and goes on in the checkpoint; bits
-    per byte of the own texts at full precision and here."""
+    """What was compared: keys and tensors of the file; strings, of which characters, with equal ids; logits of prompts;
+    judged: what it says of texts beside full precision; of rounded weights also on those prompts; greedy continuations
+    of so many steps, and where those that part, part; more_ends: ids at which an answer ends in llama.cpp and goes on
+    in the checkpoint."""
 
     keys: int
     tensors: int
-    texts: int
+    strings: int
     unicode: str
     compared: tuple[Compared, ...]
-    quality: Quality
+    judged: Judged
     prompts: Quality | None
     continuations: int
-    same_continuations: int
-    more_ends: tuple[int, ...]
+    steps: int
     parted: tuple[Parted, ...]
-    full_bits_per_byte: float
-    bits_per_byte: float
+    more_ends: tuple[int, ...]
 
 
 def prove_gguf(
-    file: Path, name: str, checkpoint: Checkpoint, quant: Quant, limits: Limits, progress: Callable[[str], None]
+    file: Path,
+    name: str,
+    checkpoint: Checkpoint,
+    quant: Quant,
+    limits: Limits,
+    scope: Scope,
+    progress: Callable[[str], None],
 ) -> Proof:
     """Raises UserError, `name` in front, with the cause as well as it can be told."""
     config, weights = checkpoint.config, checkpoint.weights
     progress("reading it back")
     metadata = file_metadata(config, checkpoint.tokenizer, quant)
     keys, tensors = read_back(file, name, config, metadata, file_tensors(weights, config, quant))
-    progress("asking llama.cpp")
+    texts = judging_texts(checkpoint, scope.heldout, texts=scope.texts, tokens=scope.tokens)
+    progress(f"asking llama.cpp, and judging by {texts.source}")
     speak = decoder_speaker(weights, config)
     truth = with_long(truth_of(weights, config), config, speak)
-    own = own_texts(checkpoint)
-    steps = min(STEPS, config.max_position_embeddings - 4)
-    begun = [text[:4] for text in own[: _BEGUN if steps > 0 else 0]]
-    texts = agreed_texts(checkpoint.tokenizer)
-    answer = ask(file, name=name, texts=texts, prompts=[*truth.prompts, *own], begun=begun, steps=steps)
+    steps = max(0, min(scope.steps, config.max_position_embeddings - _BEGIN))
+    begun = [row[:_BEGIN] for row in texts.rows[: scope.continuations if steps else 0]]
+    strings = agreed_strings(checkpoint.tokenizer, scope.strings)
+    answer = ask(file, name=name, texts=strings, prompts=[*truth.prompts, *texts.rows], begun=begun, steps=steps)
     _check_vocabulary(answer, checkpoint, name)
-    _check_ids(answer, texts, checkpoint, name)
-    said, of_own = answer.logits[: len(truth.prompts)], answer.logits[len(truth.prompts) :]
+    _check_ids(answer, strings, checkpoint, name)
+    said, of_texts = answer.logits[: len(truth.prompts)], answer.logits[len(truth.prompts) :]
     compared = tuple(
-        _compared(prompt, wanted, found, quant)
+        _compared(prompt, wanted, found, limits.logit)
         for prompt, wanted, found in zip(truth.prompts, truth.logits, said, strict=True)
     )
-    measured = quality(map(speak, own), of_own)
+    found = judged(texts, checkpoint.tokenizer, map(speak, texts.rows), of_texts, clear=limits.clear)
     faults = [
         f"a prompt of {one.tokens} tokens: logits differ by {one.difference:.3g}, allowed are {one.allowed:.3g}"
         for one in compared
         if not one.holds
-    ] + measured.faults(limits)
-    of_prompts = None if quant == "f32" else quality(_in_parts(truth.logits), _in_parts(said))
+    ] + found.quality.faults(limits)
+    of_prompts = None if limits.logit is not None else quality(_in_parts(truth.logits), _in_parts(said))
     if of_prompts is not None:
         # random tokens leave a model undecided, so that the likeliest token changes where nothing else does
         by_divergence = replace(limits, agreement=0.0)
         faults += [f"on prompts of random tokens: {fault}" for fault in of_prompts.faults(by_divergence)]
-    if quant == "f32" and measured.clear_differing:
-        faults.append(f"another first choice at {measured.clear_differing} of {measured.clear} clear positions")
+    parting = parted(speak, begun, answer.greedy, clear=limits.clear)
+    if limits.logit is not None:
+        faults += found.quality.other_choices()
+        faults += [f"a continuation parts at step {one.step}, by {one.margin:.3g}" for one in parting if not one.near]
     if faults:
         cause = likely_cause(truth, said, weights, config)
         lines = [f"{name}: llama.cpp does not say what the checkpoint says, and it was not written", *faults]
         raise UserError("\n  ".join([*lines, *([f"it is as if {cause}"] if cause else [])]))
-    parting = tuple(parted(speak, begun, answer.greedy))
     return Proof(
         keys=keys,
         tensors=tensors,
-        texts=len(texts),
+        strings=len(strings),
         unicode=UNICODE,
         compared=compared,
-        quality=measured,
+        judged=found,
         prompts=of_prompts,
         continuations=len(begun),
-        same_continuations=len(begun) - len(parting),
-        more_ends=tuple(sorted({*answer.ends} - {*checkpoint.stop_ids})),
+        steps=steps,
         parted=parting,
-        full_bits_per_byte=bits_per_byte(checkpoint.tokenizer, own, map(speak, own)),
-        bits_per_byte=bits_per_byte(checkpoint.tokenizer, own, of_own),
+        more_ends=tuple(sorted({*answer.ends} - {*checkpoint.stop_ids})),
     )
 
 
-def _compared(prompt: Ids, wanted: np.ndarray, found: np.ndarray, quant: Quant) -> Compared:
-    """Where weights are rounded, the divergence decides, and no difference of one logit."""
+def _compared(prompt: Ids, wanted: np.ndarray, found: np.ndarray, allowed: float | None) -> Compared:
+    """allowed: None where weights are rounded; there the divergence decides, and no difference of one logit."""
     largest = float(np.abs(wanted).max())
     difference = float(np.abs(found - wanted).max()) if found.shape == wanted.shape else float("nan")
-    return Compared(len(prompt), difference, largest, TOLERANCE if quant == "f32" else None)
+    return Compared(len(prompt), difference, largest, allowed)
 
 
 def _in_parts(logits: Iterable[NDArray[np.floating]]) -> Iterator[NDArray[np.floating]]:
@@ -146,12 +160,12 @@ def _check_vocabulary(answer: Answer, checkpoint: Checkpoint, name: str) -> None
         raise UserError("\n  ".join([f"{name}: not the checkpoint's vocabulary, and was not written", *faults]))
 
 
-def _check_ids(answer: Answer, texts: list[str], checkpoint: Checkpoint, name: str) -> None:
-    wanted = spoken_ids(checkpoint.tokenizer, texts)
-    differing = [(text, a, b) for text, a, b in zip(texts, answer.ids, wanted, strict=True) if a != b]
+def _check_ids(answer: Answer, strings: list[str], checkpoint: Checkpoint, name: str) -> None:
+    wanted = spoken_ids(checkpoint.tokenizer, strings)
+    differing = [(text, a, b) for text, a, b in zip(strings, answer.ids, wanted, strict=True) if a != b]
     if differing:
         text, found, ours = differing[0]
         raise UserError(
-            f"{name}: llama.cpp gives other ids to {len(differing)} of {len(texts)} texts, so it was not written. Its "
-            f"pre-tokenizer is {answer.pre!r}. The first text: {text[:60]!r}, {found[:12]} there, {ours[:12]} here"
+            f"{name}: llama.cpp gives other ids to {len(differing)} of {len(strings)} texts, so it was not written. "
+            f"Its pre-tokenizer is {answer.pre!r}. The first text: {text[:60]!r}, {found[:12]} there, {ours[:12]} here"
         )

@@ -47,6 +47,9 @@ def _keys(reader: Any, config: ModelConfig, metadata: Mapping[str, Value]) -> It
             yield f"{key}: missing"
         elif not _same(found[key], value):
             yield f"{key}: the file says {_short(found[key], value)}, the checkpoint {_short(value, found[key])}"
+    tokens = len(found.get("tokenizer.ggml.tokens", ()))
+    if tokens != config.vocab_size:
+        yield f"tokenizer.ggml.tokens: the file has {tokens}, the checkpoint's vocabulary {config.vocab_size}"
     yield from (f"{key}: left over" for key in found if key not in wanted)
 
 

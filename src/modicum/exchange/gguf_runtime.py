@@ -3,7 +3,6 @@
 import json
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,10 +15,10 @@ import torch
 from numpy.typing import NDArray
 
 from modicum.exchange import gguf_child, gguf_quantizer
+from modicum.exchange.children import limit_seconds, run_child
 from modicum.store import UserError
 
 INSTALL = "pip install 'modicum[gguf]'"
-LIMIT_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
@@ -61,12 +60,13 @@ def ask(
     prompts: Iterable[Iterable[int]] = (),
     begun: Iterable[Iterable[int]] = (),
     steps: int = 0,
-    limit: float = LIMIT_SECONDS,
+    limit: float | None = None,
 ) -> Answer:
     """Load `model` in llama.cpp on the CPU, tokenize `texts`, run `prompts` (ids), and go on from those `begun`.
 
     Keys and values are float32, control tokens in texts are text. Raises UserError, beginning with `name` (the file's),
-    in llama.cpp's own words where it refuses the file, crashes, or takes longer than `limit` seconds.
+    in llama.cpp's own words where it refuses the file, crashes, or takes longer than `limit` seconds (without it, what
+    such work may take).
     """
     name = name or str(model)
     request: dict[str, Any] = {
@@ -77,9 +77,10 @@ def ask(
         "begun": [list(map(int, prompt)) for prompt in begun],
         "steps": steps,
     }
+    work = sum(map(len, request["prompts"])) + sum(len(ids) + steps for ids in request["begun"])
     with tempfile.TemporaryDirectory(prefix="modicum-") as place:
         folder = Path(place)
-        _run(gguf_child.__file__, request, folder, name, limit)
+        _run(gguf_child.__file__, request, folder, name, limit or limit_seconds(model.stat().st_size, work))
         facts: dict[str, Any] = json.loads((folder / "facts.json").read_text("utf-8"))
         # mapped, so that a large vocabulary's need no memory; they stay readable when their names are gone
         logits = [np.load(folder / f"logits-{number}.npy", mmap_mode="c") for number in range(len(request["prompts"]))]
@@ -91,12 +92,14 @@ def timed(
     model: Path, prompt: Sequence[int], short: Sequence[int], *, tokens: int, repeats: int, threads: int
 ) -> dict[str, Any]:
     """Seconds of `prompt` ("prefill") and of `tokens` tokens after `short` ("decode"), one after the other, in each of
-    `repeats`, on a CPU, as llama.cpp is set by default; "peak_bytes" of resident memory."""
+    `repeats`, on a CPU, as llama.cpp is set by default; "load_seconds" before; "peak_bytes" of resident memory, and
+    "memory_bytes", the part of it that came with the file."""
     how = {"prompt": list(prompt), "short": list(short), "tokens": tokens, "repeats": repeats}
     with tempfile.TemporaryDirectory(prefix="modicum-") as place:
         folder = Path(place)
         request = {"model": str(model), "threads": threads, "timed": how}
-        _run(gguf_child.__file__, request, folder, str(model), LIMIT_SECONDS)
+        work = (len(prompt) + len(short) + tokens) * (repeats + 1)
+        _run(gguf_child.__file__, request, folder, str(model), limit_seconds(model.stat().st_size, work))
         answer: dict[str, Any] = json.loads((folder / "times.json").read_text("utf-8"))
     return answer
 
@@ -108,18 +111,16 @@ def quantized(rows: Sequence[tuple[NDArray[np.float32], int, int, int]]) -> list
         folder = Path(place)
         for number, (data, *_) in enumerate(rows):
             np.save(folder / f"{number}.npy", data)
-        _run(gguf_quantizer.__file__, request, folder, "quantizing", LIMIT_SECONDS)
+        # a number is looked at about as often as a weight is in a thousand tokens
+        limit = limit_seconds(sum(data.nbytes for data, *_ in rows), 1000)
+        _run(gguf_quantizer.__file__, request, folder, "quantizing", limit)
         return [np.load(folder / f"{number}.out.npy") for number in range(len(rows))]
 
 
 def _run(program: str, request: Any, folder: Path, name: str, limit: float) -> None:
     """Let a program answer the request in `folder`. Raises UserError, `name` in front, where it does not."""
     (folder / "request.json").write_text(json.dumps(request), "utf-8")
-    command = [sys.executable, "-P", program, str(library()), str(folder)]
-    try:
-        ended = subprocess.run(command, capture_output=True, timeout=limit, check=False, stdin=subprocess.DEVNULL)
-    except subprocess.TimeoutExpired:
-        raise UserError(f"{name}: llama.cpp did not end within {limit:g} s, so the file is not proven") from None
+    ended = run_child(program, [library(), folder], name=name, runtime="llama.cpp", limit=limit)
     if ended.returncode != 0:
         raise UserError(f"{name}: {_fault(ended)}")
 

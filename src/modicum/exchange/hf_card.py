@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from modicum.checkpoint import Checkpoint
+from modicum.evaluate.texts import run_of
 from modicum.exchange.stored import read_json
 from modicum.store import hash_file
 
@@ -39,12 +40,13 @@ _CHAT = (
     'tokenizer.apply_chat_template([{"role": "user", "content": "Hello"}], add_generation_prompt=True, '
     'return_dict=True, return_tensors="pt")'
 )
+_CALLED = {"pretrain": "base", "sft": "chat"}  # what an evaluation calls a stage's model
 _PLAIN = 'tokenizer("Once", return_tensors="pt")'
 
 
 def model_card(checkpoint: Checkpoint, dtype: torch.dtype) -> tuple[str, bool]:
     """README.md of this checkpoint written as `dtype`, and whether an evaluation of it was found."""
-    run, model = _run_of(checkpoint.path)
+    run, model = run_of(checkpoint.path), _CALLED.get(checkpoint.path.resolve().parent.parent.name, "")
     name = f"{run.name} ({model})" if run else checkpoint.path.resolve().name
     config = checkpoint.config
     kind = config.to_hf()["architectures"][0]
@@ -78,15 +80,6 @@ def model_card(checkpoint: Checkpoint, dtype: torch.dtype) -> tuple[str, bool]:
         *(licences or [untold]),
     ]
     return _HEAD + "\n".join(lines) + "\n", bool(evaluation)
-
-
-def _run_of(path: Path) -> tuple[Path | None, str]:
-    """The run's folder, and what the evaluation calls a model of its stage: runs/NAME/STAGE/checkpoints/step-N."""
-    folder = path.resolve()
-    stage = folder.parent.parent
-    names = {"pretrain": "base", "sft": "chat"}
-    inside = folder.parent.name == "checkpoints" and stage.name in names and (stage.parent / "recipe.yaml").is_file()
-    return (stage.parent, names[stage.name]) if inside else (None, "")
 
 
 def _evaluation(run: Path, model: str, checkpoint: Path) -> list[str]:

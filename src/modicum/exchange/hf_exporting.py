@@ -4,7 +4,7 @@ A checkpoint is such a model as it lies; this is the folder to hand on, without 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,27 +13,36 @@ from torch import Tensor
 
 from modicum.checkpoint import Checkpoint, load_checkpoint
 from modicum.checkpoint.save import WEIGHTS, write_model
-from modicum.evaluate.divergence import Limits, Quality, quality
-from modicum.exchange.gguf_quality import LIMITS, own_texts
+from modicum.evaluate.beside import Judged, judged
+from modicum.evaluate.divergence import Limits
+from modicum.evaluate.texts import judging_texts
+from modicum.exchange.gguf_gate import LIMITS
 from modicum.exchange.hf_card import model_card
 from modicum.exchange.hf_shards import SHARD_BYTES, in_shards
 from modicum.exchange.layouts import relaid
 from modicum.exchange.names import HEAD
 from modicum.exchange.parity import TOLERANCE, Compared, decoder_speaker, prove, truth_of
+from modicum.exchange.scope import SCOPE, Scope
 from modicum.exchange.stored import find_stored, read_json
+from modicum.exchange.strings import UNICODE, agreed_strings, check_ids
 from modicum.model import ModelConfig
 from modicum.store import UserError, atomic_directory, refuse_taken, write_json, write_text
 from modicum.tokenizer import load_tokenizer
 
 Dtype = Literal["fp32", "bf16", "fp16"]
 DTYPES: dict[Dtype, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-HF_LIMITS: dict[Dtype, Limits] = {"fp32": LIMITS["f32"], "bf16": LIMITS["bf16"], "fp16": LIMITS["f16"]}
+HF_LIMITS: dict[Dtype, Limits] = {
+    "fp32": replace(LIMITS["f32"], logit=None),  # the weights are the same, bit for bit
+    "bf16": LIMITS["bf16"],
+    "fp16": LIMITS["f16"],
+}
 
 
 @dataclass(frozen=True)
 class HfReport:
-    """What was written: files of weights, their bytes; compared: what the folder, read back, says in float32 beside
-    the checkpoint; quality: how far rounding moved it on the model's own texts; card: whether it has an evaluation."""
+    """What was written: files of weights, their bytes; strings, of which characters, with equal ids; compared: what the
+    folder, read back, says in float32 beside the checkpoint; judged: how far rounding moved it on texts; evaluated:
+    whether the card has an evaluation."""
 
     out: Path
     architecture: str
@@ -43,8 +52,10 @@ class HfReport:
     bytes: int
     checkpoint_bytes: int
     limits: Limits
+    strings: int
+    unicode: str
     compared: tuple[Compared, ...]
-    quality: Quality
+    judged: Judged
     evaluated: bool
 
     def to_dict(self) -> dict[str, Any]:
@@ -59,16 +70,17 @@ def export_hf(
     shard_bytes: int = SHARD_BYTES,
     out: Path,
     limits: Limits | None = None,
+    scope: Scope | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> HfReport:
     """Write a checkpoint as the folder `out`: weights of `dtype`, in files of at most `shard_bytes` with an index where
     there are several, config, tokenizer, README.md and parity.json.
 
-    limits: what the divergence from full precision may be; without them, HF_LIMITS[dtype]. Raises UserError, and writes
+    limits: how far it may be from full precision; without them, HF_LIMITS[dtype]. Raises UserError, and writes
     nothing, when a number is beyond the type, when the folder read back is not the checkpoint, and when `out` is there.
     """
     refuse_taken(out)
-    limits = limits or HF_LIMITS[dtype]
+    limits, scope = limits or HF_LIMITS[dtype], scope or SCOPE
     progress(f"reading {checkpoint}")
     loaded = load_checkpoint(checkpoint)
     weights = _rounded(loaded.weights, DTYPES[dtype], checkpoint)
@@ -85,7 +97,9 @@ def export_hf(
         )
         files = in_shards(unfinished / WEIGHTS, shard_bytes)
         progress("reading it back and comparing it with the checkpoint")
-        compared, measured = _prove(unfinished, str(out), loaded, weights, limits, exact=dtype == "fp32")
+        strings = agreed_strings(loaded.tokenizer, scope.strings)
+        compared, found = _prove(unfinished, str(out), loaded, weights, limits, scope, exact=dtype == "fp32")
+        check_ids(unfinished, str(out), loaded.tokenizer, strings)
         card, evaluated = model_card(loaded, DTYPES[dtype])
         write_text(unfinished / "README.md", card)
         report = HfReport(
@@ -97,8 +111,10 @@ def export_hf(
             bytes=sum((unfinished / file).stat().st_size for file in files),
             checkpoint_bytes=sum(weight.nbytes for weight in loaded.weights.values()),
             limits=limits,
+            strings=len(strings),
+            unicode=UNICODE,
             compared=compared,
-            quality=measured,
+            judged=found,
             evaluated=evaluated,
         )
         write_json(unfinished / "parity.json", {key: v for key, v in report.to_dict().items() if key != "out"})
@@ -115,8 +131,15 @@ def _rounded(weights: Mapping[str, Tensor], dtype: torch.dtype, checkpoint: Path
 
 
 def _prove(
-    folder: Path, name: str, source: Checkpoint, written: Mapping[str, Tensor], limits: Limits, *, exact: bool
-) -> tuple[tuple[Compared, ...], Quality]:
+    folder: Path,
+    name: str,
+    source: Checkpoint,
+    written: Mapping[str, Tensor],
+    limits: Limits,
+    scope: Scope,
+    *,
+    exact: bool,
+) -> tuple[tuple[Compared, ...], Judged]:
     """The folder against the checkpoint: files of words, the weights' bits, then what they say."""
     found, config = find_stored(folder).read(), source.config
     faults = _different_words(folder, source)
@@ -134,9 +157,10 @@ def _prove(
     speak, speak_full = decoder_speaker(found, config), decoder_speaker(source.weights, config)
     # where numbers were rounded, the divergence decides
     compared = prove(name, speak, truth, tolerance=TOLERANCE if exact else None)
-    texts = own_texts(source)
-    measured = quality(map(speak_full, texts), map(speak, texts))
-    if over := measured.faults(limits):
+    texts = judging_texts(source, scope.heldout, texts=scope.texts, tokens=scope.tokens)
+    given, rows = map(speak_full, texts.rows), map(speak, texts.rows)
+    measured = judged(texts, source.tokenizer, given, rows, clear=limits.clear)
+    if over := measured.quality.faults(limits) + (measured.quality.other_choices() if exact else []):
         raise UserError("\n  ".join([f"{name}: rounding costs too much, and it was not written", *over]))
     return compared, measured
 

@@ -7,25 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from modicum.checkpoint import Checkpoint, load_checkpoint
+from modicum.evaluate.beside import Cost
 from modicum.evaluate.divergence import Limits
 from modicum.exchange.onnx_gate import LIMITS, OnnxProof, prove_onnx
 from modicum.exchange.onnx_nodes import onnx_library
-from modicum.exchange.onnx_runtime import OnnxAnswer, ask_onnx, check_runtime
+from modicum.exchange.onnx_runtime import ask_onnx, check_runtime
 from modicum.exchange.onnx_weights import OnnxQuant
 from modicum.exchange.onnx_writing import DATA_BYTES, model_file, write_graph, write_onnx
+from modicum.exchange.scope import SCOPE, Scope
 from modicum.store import UserError, atomic_directory, refuse_taken, write_json
 
 ONNX_LIMITS = LIMITS
-
-
-@dataclass(frozen=True)
-class OnnxCost:
-    """Bytes of the graph's files, seconds to load them, tokens a second of one answer, and memory for both."""
-
-    disk_bytes: int
-    load_seconds: float
-    tokens_per_second: float
-    memory_bytes: int
+_SPOKEN = 64  # tokens of the answer that is timed
 
 
 @dataclass(frozen=True)
@@ -36,8 +29,8 @@ class OnnxReport:
     file: str
     quant: OnnxQuant
     parameters: int
-    cost: OnnxCost
-    full: OnnxCost
+    cost: Cost
+    full: Cost
     limits: Limits
     proof: OnnxProof
 
@@ -52,12 +45,13 @@ def export_onnx(
     quant: OnnxQuant = "fp32",
     out: Path,
     limits: Limits | None = None,
+    scope: Scope | None = None,
     data_bytes: int = DATA_BYTES,
     progress: Callable[[str], None] = lambda _: None,
 ) -> OnnxReport:
     """Write a checkpoint as the folder `out`: onnx/model<quant>.onnx, its configs, the tokenizer and parity.json.
 
-    limits: what the divergence from full precision may be; without them, ONNX_LIMITS[quant]. Raises UserError, and
+    limits: how far it may be from full precision; without them, ONNX_LIMITS[quant]. Raises UserError, and
     writes nothing, when onnxruntime does not say what the checkpoint says, when onnx or onnxruntime is not installed,
     and when `out` is there already.
     """
@@ -74,15 +68,16 @@ def export_onnx(
             write_onnx(unfinished, loaded, quant, data_bytes=data_bytes)
         except UserError as error:
             raise UserError(f"{checkpoint}: {error}") from None
-        proof, answer = prove_onnx(unfinished, file, str(out / file), loaded, quant, limits, progress)
-        cost = _cost(unfinished / file, answer)
+        proof = prove_onnx(unfinished, file, str(out / file), loaded, quant, limits, scope or SCOPE, progress)
+        progress("measuring what it costs")
+        cost = _cost(unfinished / file, loaded)
         report = OnnxReport(
             out=out,
             file=file,
             quant=quant,
             parameters=loaded.config.parameter_count(),
             cost=cost,
-            full=cost if quant == "fp32" else _full(unfinished / "full", loaded, progress),
+            full=cost if quant == "fp32" else _full(unfinished / "full", loaded),
             limits=limits,
             proof=proof,
         )
@@ -90,18 +85,17 @@ def export_onnx(
     return report
 
 
-def _full(folder: Path, checkpoint: Checkpoint, progress: Callable[[str], None]) -> OnnxCost:
+def _full(folder: Path, checkpoint: Checkpoint) -> Cost:
     """What float32 costs on this machine now, from a graph that is thrown away."""
-    progress("measuring float32 beside it")
     file = folder / "model.onnx"
     write_graph(file, checkpoint, "fp32")
-    steps = min(64, checkpoint.config.max_position_embeddings - 1)
-    answer = ask_onnx(file, name=str(file), begun=[[checkpoint.tokenizer.bos_id]] * 2, steps=steps)
-    cost = _cost(file, answer)
+    cost = _cost(file, checkpoint)
     shutil.rmtree(folder)
     return cost
 
 
-def _cost(file: Path, answer: OnnxAnswer) -> OnnxCost:
+def _cost(file: Path, checkpoint: Checkpoint) -> Cost:
+    steps = min(_SPOKEN, checkpoint.config.max_position_embeddings - 1)
+    answer = ask_onnx(file, name=str(file), begun=[[checkpoint.tokenizer.bos_id]] * 2, steps=steps)
     size = sum(one.stat().st_size for one in file.parent.iterdir())
-    return OnnxCost(size, answer.load_seconds, answer.tokens_per_second, answer.memory_bytes)
+    return Cost(size, answer.load_seconds, answer.tokens_per_second, answer.memory_bytes)

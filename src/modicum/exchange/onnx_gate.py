@@ -12,26 +12,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modicum.checkpoint import Checkpoint
+from modicum.evaluate.beside import Judged, judged
 from modicum.evaluate.divergence import Limits, Quality, quality
+from modicum.evaluate.texts import judging_texts
 from modicum.exchange.causes import likely_cause, place_cause
-from modicum.exchange.continuing import Parted, bits_per_byte, parted
-from modicum.exchange.gguf_quality import own_texts
-from modicum.exchange.gguf_texts import UNICODE, agreed_texts
+from modicum.exchange.continuing import Parted, parted
 from modicum.exchange.onnx_prompts import Prompts
-from modicum.exchange.onnx_readback import check_ids, read_back
+from modicum.exchange.onnx_readback import read_back
 from modicum.exchange.onnx_runtime import OnnxAnswer, ask_onnx
 from modicum.exchange.onnx_weights import OnnxQuant
 from modicum.exchange.parity import Compared, Ids, Truth, decoder_speaker, truth_of, with_long
+from modicum.exchange.scope import Scope
+from modicum.exchange.strings import UNICODE, agreed_strings, check_ids
 from modicum.store import UserError
 
-TOLERANCE, SHARE = 1e-4, 1e-5  # of float32: a logit's difference, or this share of the largest logit if that is more
-STEPS = 64
-_BEGUN = 8
+_BEGIN = 4  # tokens of a text that is continued
 # What a cache or padding may change, as a share of the largest logit: kernels add up in another order for other shapes,
-# and where a number is rounded on its way that may tip it over.
-_SHARES: dict[OnnxQuant, float] = {"fp32": SHARE, "fp16": 3e-3, "int8": 1e-2}
+# and where a number is rounded on its way that may tip it over. Below the least it is rounding in any case.
+_SHARES: dict[OnnxQuant, float] = {"fp32": 1e-5, "fp16": 3e-3, "int8": 1e-2}
+_LEAST = 1e-4
 LIMITS: dict[OnnxQuant, Limits] = {
-    "fp32": Limits(1e-6, 1e-5, 0.99),
+    "fp32": Limits(1e-6, 1e-5, 0.99, logit=1e-4),
     "fp16": Limits(1e-4, 1e-3, 0.995),
     "int8": Limits(2e-3, 2e-2, 0.985),
 }
@@ -39,17 +40,15 @@ LIMITS: dict[OnnxQuant, Limits] = {
 
 @dataclass(frozen=True)
 class OnnxProof:
-    """What was compared: weights of the file; texts, of which characters, with equal ids; logits of prompts, beside the
-    reference's (alone), or beside those alone; the quality on the model's own texts, their bits per byte at full
-    precision and here; on the prompts; greedy continuations of so many steps, and where those that part, part."""
+    """What was compared: weights of the file; strings, of which characters, with equal ids; logits of prompts, beside
+    the reference's (alone), or beside those alone; judged: what it says of texts beside full precision; the same of the
+    prompts; greedy continuations of so many steps, and where those that part, part."""
 
     weights: int
-    texts: int
+    strings: int
     unicode: str
     compared: tuple[Compared, ...]
-    quality: Quality
-    full_bits_per_byte: float
-    bits_per_byte: float
+    judged: Judged
     prompts: Quality
     continuations: int
     steps: int
@@ -63,61 +62,62 @@ def prove_onnx(
     checkpoint: Checkpoint,
     quant: OnnxQuant,
     limits: Limits,
+    scope: Scope,
     progress: Callable[[str], None],
-) -> tuple[OnnxProof, OnnxAnswer]:
+) -> OnnxProof:
     """Raises UserError, `name` in front, with the cause as well as it can be told."""
     progress("reading it back")
     weights = read_back(folder, file, name, checkpoint, quant)
-    texts = agreed_texts(checkpoint.tokenizer)
-    check_ids(folder, name, checkpoint, texts)
-    progress("asking onnxruntime")
+    strings = agreed_strings(checkpoint.tokenizer, scope.strings)
+    check_ids(folder, name, checkpoint.tokenizer, strings)
+    texts = judging_texts(checkpoint, scope.heldout, texts=scope.texts, tokens=scope.tokens)
+    progress(f"asking onnxruntime, and judging by {texts.source}")
     speak = decoder_speaker(checkpoint.weights, checkpoint.config)
     truth = with_long(truth_of(checkpoint.weights, checkpoint.config), checkpoint.config, speak)
-    own = own_texts(checkpoint)
-    steps = min(STEPS, checkpoint.config.max_position_embeddings - 4)
-    begun = [text[:4] for text in own[: _BEGUN if steps > 0 else 0]]
-    prompts = Prompts(truth, own, checkpoint.config.vocab_size)
-    answer = ask_onnx(folder / file, name=name, runs=prompts.all, begun=begun, steps=max(steps, 0))
+    steps = max(0, min(scope.steps, checkpoint.config.max_position_embeddings - _BEGIN))
+    begun = [row[:_BEGIN] for row in texts.rows[: scope.continuations if steps else 0]]
+    prompts = Prompts(truth, texts.rows, checkpoint.config.vocab_size)
+    answer = ask_onnx(folder / file, name=name, runs=prompts.all, begun=begun, steps=steps)
     width = answer.logits[0].shape[-1]
     if width != checkpoint.config.vocab_size:
         raise _refusal(name, [f"it gives logits to {width} tokens, the vocabulary has {checkpoint.config.vocab_size}"])
-    said, of_own = prompts.alone(answer.logits), prompts.own(answer.logits)
-    compared = [_beside_truth(*one, quant) for one in zip(truth.prompts, truth.logits, said, strict=True)]
+    said, of_texts = prompts.alone(answer.logits), prompts.texts(answer.logits)
+    compared = []
+    for prompt, wanted, given in zip(truth.prompts, truth.logits, said, strict=True):
+        # where weights are rounded, the divergence decides, and no difference of one logit
+        compared.append(replace(_compared(prompt, wanted, given, "alone", quant, limits), allowed=limits.logit))
     compared += [
-        _compared(ids, said[number], found, _SHARES[quant], how)
-        for how, number, ids, found in prompts.otherwise(answer.logits)
+        _compared(ids, said[number], given, how, quant, limits)
+        for how, number, ids, given in prompts.otherwise(answer.logits)
     ]
-    measured = quality(map(speak, own), of_own)
+    found = judged(texts, checkpoint.tokenizer, map(speak, texts.rows), of_texts, clear=limits.clear)
     of_prompts = quality(truth.logits, said)
     faults = [
         f"a prompt of {one.tokens} tokens {one.how}: logits differ by {one.difference:.3g}, allowed {one.allowed:.3g}"
         for one in compared
         if not one.holds
-    ] + measured.faults(limits)
+    ] + found.quality.faults(limits)
     # random tokens leave a model undecided, so that the likeliest token changes where nothing else does
     faults += [f"on prompts of random tokens: {fault}" for fault in of_prompts.faults(replace(limits, agreement=0.0))]
-    parting = parted(speak, begun, answer.greedy)
-    if quant == "fp32":
+    parting = parted(speak, begun, answer.greedy, clear=limits.clear)
+    if limits.logit is not None:
+        faults += found.quality.other_choices()
         faults += [f"a continuation parts at step {one.step}, by {one.margin:.3g}" for one in parting if not one.near]
-        if measured.clear_differing:
-            faults.append(f"another first choice at {measured.clear_differing} of {measured.clear} clear positions")
     if faults:
-        cause = _sees_later(prompts, answer, quant) or _cause(compared, prompts, truth, said, answer.logits, checkpoint)
+        cause = _sees_later(prompts, answer, quant, limits)
+        cause = cause or _cause(compared, prompts, truth, said, answer.logits, checkpoint)
         raise _refusal(name, [*faults, *([f"it is as if {cause}"] if cause else [])])
-    proof = OnnxProof(
+    return OnnxProof(
         weights=weights,
-        texts=len(texts),
+        strings=len(strings),
         unicode=UNICODE,
         compared=tuple(compared),
-        quality=measured,
-        full_bits_per_byte=bits_per_byte(checkpoint.tokenizer, own, map(speak, own)),
-        bits_per_byte=bits_per_byte(checkpoint.tokenizer, own, of_own),
+        judged=found,
         prompts=of_prompts,
         continuations=len(begun),
-        steps=max(steps, 0),
-        parted=tuple(parting),
+        steps=steps,
+        parted=parting,
     )
-    return proof, answer
 
 
 def _refusal(name: str, faults: list[str]) -> UserError:
@@ -125,22 +125,23 @@ def _refusal(name: str, faults: list[str]) -> UserError:
     return UserError("\n  ".join([heading, *faults]))
 
 
-def _sees_later(prompts: Prompts, answer: OnnxAnswer, quant: OnnxQuant) -> str | None:
+def _sees_later(prompts: Prompts, answer: OnnxAnswer, quant: OnnxQuant, limits: Limits) -> str | None:
     off, largest = prompts.moved_before(answer.logits)
-    if off <= max(TOLERANCE, _SHARES[quant] * largest):
+    if off <= _allowed(largest, quant, limits):
         return None
     return f"the causal mask were missing: another last token changes the logits before it by {off:.3g}"
 
 
-def _beside_truth(prompt: Ids, wanted: NDArray[np.float64], found: NDArray[np.float32], quant: OnnxQuant) -> Compared:
-    """Where weights are rounded, the divergence decides, and no difference of one logit."""
-    one = _compared(prompt, wanted, found, SHARE, "alone")
-    return one if quant == "fp32" else replace(one, allowed=None)
-
-
-def _compared(prompt: Ids, wanted: np.ndarray, found: np.ndarray, share: float, how: str) -> Compared:
+def _compared(
+    prompt: Ids, wanted: np.ndarray, found: np.ndarray, how: str, quant: OnnxQuant, limits: Limits
+) -> Compared:
     largest = float(np.abs(wanted).max())
-    return Compared(len(prompt), float(np.abs(found - wanted).max()), largest, max(TOLERANCE, share * largest), how)
+    return Compared(len(prompt), float(np.abs(found - wanted).max()), largest, _allowed(largest, quant, limits), how)
+
+
+def _allowed(largest: float, quant: OnnxQuant, limits: Limits) -> float:
+    """What a cache, padding or a later token may change of a logit, when the largest is `largest`."""
+    return max(_LEAST, _SHARES[quant] * largest) if limits.logit is None else limits.logit
 
 
 def _cause(

@@ -14,9 +14,9 @@ Logits = NDArray[np.float32]
 
 class Prompts:
     """What is asked, in order: each prompt alone; a prompt in pieces; the short ones in a batch padded on the left, and
-    on the right; one prompt with another end; the model's own texts."""
+    on the right; one prompt with another end; texts that judge."""
 
-    def __init__(self, truth: Truth, own: Sequence[Ids], vocabulary: int) -> None:
+    def __init__(self, truth: Truth, texts: Sequence[Ids], vocabulary: int) -> None:
         self.prompts = truth.prompts
         self.short = [number for number, prompt in enumerate(truth.prompts) if len(prompt) <= TOGETHER]
         self.pieces = self.short[-1]
@@ -25,14 +25,14 @@ class Prompts:
         other = longest.copy()
         other[-1] = (other[-1] + 1) % vocabulary
         self._last = len(longest) - 1
-        self._count = len(own)
+        self._count = len(texts)
         parts = (self._padded(left=True, vocabulary=vocabulary), self._padded(left=False, vocabulary=vocabulary))
         self.all = [
             *map(Run.alone, truth.prompts),
             Run.alone(longest, self.cuts),
             *parts,
             Run.alone(other),
-            *map(Run.alone, own),
+            *map(Run.alone, texts),
         ]
 
     def _padded(self, *, left: bool, vocabulary: int) -> Run:
@@ -52,7 +52,7 @@ class Prompts:
     def alone(self, logits: Sequence[Logits]) -> list[Logits]:
         return [said[0] for said in logits[: len(self.prompts)]]
 
-    def own(self, logits: Sequence[Logits]) -> list[Logits]:
+    def texts(self, logits: Sequence[Logits]) -> list[Logits]:
         return [said[0] for said in logits[len(logits) - self._count :]]
 
     def in_pieces(self, logits: Sequence[Logits]) -> Logits:

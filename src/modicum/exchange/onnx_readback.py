@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer as PlainTokenizer
 
 from modicum.checkpoint import Checkpoint
 from modicum.exchange.layouts import relaid
-from modicum.exchange.names import HEAD
+from modicum.exchange.names import EMBEDDING, HEAD
 from modicum.exchange.onnx_nodes import onnx_library
-from modicum.exchange.onnx_weights import SCALES, Numbers, OnnxQuant, onnx_tensors
+from modicum.exchange.onnx_weights import ROUNDED, SCALES, Numbers, OnnxQuant, onnx_tensors
 from modicum.exchange.stored import read_json
 from modicum.store import UserError
 
@@ -29,31 +28,12 @@ def read_back(folder: Path, file: str, name: str, checkpoint: Checkpoint, quant:
     if not faults:
         onnx_library().external_data_helper.load_external_data_for_model(model, str((folder / file).parent))
         found = {one.name: onnx_library().numpy_helper.to_array(one) for one in model.graph.initializer}
-        faults += _weights(found, checkpoint, quant)
+        faults += [*_vocabulary(found, checkpoint), *_weights(found, checkpoint, quant)]
     if faults:
         more = [f"and {len(faults) - 12} more"] if len(faults) > 12 else []
         heading = f"{name}: read back, it is not the checkpoint, and was not written"
         raise UserError("\n  ".join([heading, *faults[:12], *more]))
     return sum(not weight.startswith("constant.") for weight in found)
-
-
-def check_ids(folder: Path, name: str, checkpoint: Checkpoint, texts: list[str]) -> None:
-    """Raises UserError unless the tokenizers library gives, by the written tokenizer.json, the checkpoint's ids to
-    `texts`, in which the names of control tokens are text."""
-    theirs = PlainTokenizer.from_file(str(folder / "tokenizer.json"))
-    theirs.encode_special_tokens = True
-    found = [one.ids for one in theirs.encode_batch(texts, add_special_tokens=False)]
-    differing = [
-        (text, a, b)
-        for text, a, b in zip(texts, found, checkpoint.tokenizer.encode_batch(texts), strict=True)
-        if a != b
-    ]
-    if differing:
-        text, there, here = differing[0]
-        raise UserError(
-            f"{name}: tokenizer.json gives other ids to {len(differing)} of {len(texts)} texts, so it was not written. "
-            f"The first text: {text[:60]!r}, {there[:12]} there, {here[:12]} here"
-        )
 
 
 def _outside(model: Any, file: Path) -> Iterator[str]:
@@ -77,6 +57,14 @@ def _ends(folder: Path, checkpoint: Checkpoint) -> Iterator[str]:
     differing = [key for key, value in ours.items() if config.get(key) != value]
     if differing:
         yield f"config.json: {', '.join(differing)} not as in the checkpoint's"
+
+
+def _vocabulary(found: dict[str, Numbers], checkpoint: Checkpoint) -> Iterator[str]:
+    """What has not a row for each token, whatever the writer took for the weights."""
+    tokens = checkpoint.config.vocab_size
+    for name in (EMBEDDING, HEAD, EMBEDDING + ROUNDED, HEAD + ROUNDED):
+        if name in found and len(found[name]) != tokens:
+            yield f"{name}: has rows for {len(found[name])} tokens, the checkpoint's vocabulary has {tokens}"
 
 
 def _weights(found: dict[str, Numbers], checkpoint: Checkpoint, quant: OnnxQuant) -> Iterator[str]:

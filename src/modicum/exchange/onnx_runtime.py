@@ -3,7 +3,6 @@
 import json
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,11 +15,10 @@ import torch
 from numpy.typing import NDArray
 
 from modicum.exchange import onnx_child
+from modicum.exchange.children import limit_seconds, run_child
 from modicum.exchange.onnx_nodes import INSTALL
 from modicum.exchange.parity import Ids
 from modicum.store import UserError
-
-LIMIT_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
@@ -64,28 +62,27 @@ def ask_onnx(
     runs: Sequence[Run] = (),
     begun: Iterable[Iterable[int]] = (),
     steps: int = 0,
-    limit: float = LIMIT_SECONDS,
+    limit: float | None = None,
 ) -> OnnxAnswer:
     """Load `model` in onnxruntime on the CPU, go on from the texts `begun`, and make the `runs`.
 
     Raises UserError, beginning with `name`, in onnxruntime's own words where it refuses the file, crashes, or takes
-    longer than `limit` seconds.
+    longer than `limit` seconds (without it, what such work may take).
     """
-    request = {
+    request: dict[str, Any] = {
         "model": str(model),
         "threads": torch.get_num_threads(),
         "runs": [{"ids": run.ids.tolist(), "mask": run.mask.tolist(), "cuts": run.cuts} for run in runs],
         "begun": [list(map(int, text)) for text in begun],
         "steps": steps,
     }
+    size = sum(one.stat().st_size for one in model.parent.iterdir())
+    work = sum(run.ids.size for run in runs) + sum(len(text) + steps for text in request["begun"])
     with tempfile.TemporaryDirectory(prefix="modicum-") as place:
         folder = Path(place)
         (folder / "request.json").write_text(json.dumps(request), "utf-8")
-        command = [sys.executable, "-P", onnx_child.__file__, str(folder)]
-        try:
-            ended = subprocess.run(command, capture_output=True, timeout=limit, check=False, stdin=subprocess.DEVNULL)
-        except subprocess.TimeoutExpired:
-            raise UserError(f"{name}: onnxruntime did not end within {limit:g} s, so it is not proven") from None
+        limit = limit or limit_seconds(size, work)
+        ended = run_child(onnx_child.__file__, [folder], name=name, runtime="onnxruntime", limit=limit)
         if ended.returncode != 0:
             raise UserError(f"{name}: {_fault(ended)}")
         facts: dict[str, Any] = json.loads((folder / "facts.json").read_text("utf-8"))

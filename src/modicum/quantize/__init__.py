@@ -3,6 +3,6 @@
 What runs such a model is model's and checkpoint's; a file for another runtime is exchange's.
 """
 
-from modicum.quantize.quantizing import LIMITS, QuantizeReport, Side, quantize_checkpoint
+from modicum.quantize.quantizing import LIMITS, QuantizeReport, quantize_checkpoint
 
-__all__ = ["LIMITS", "QuantizeReport", "Side", "quantize_checkpoint"]
+__all__ = ["LIMITS", "QuantizeReport", "quantize_checkpoint"]

@@ -6,20 +6,28 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from modicum.evaluate.beside import Judged, judged
 from modicum.evaluate.divergence import Quality, quality
+from modicum.evaluate.texts import Texts
 from modicum.model import Decoder
 from modicum.model.packing import RoundedMatrix
 from modicum.model.quantized import install, matrix_names
+from modicum.tokenizer import Tokenizer
 
 Matrices = Mapping[str, RoundedMatrix]
 
 
 class Judge:
-    """Holds what the full model says of some rows of ids, float32 (T, V) each."""
+    """Holds what the full model says of some texts, float32 (T, V) each."""
 
-    def __init__(self, full: Decoder, rows: Sequence[Tensor]) -> None:
-        self._rows = list(rows)
+    def __init__(self, full: Decoder, texts: Texts) -> None:
+        self.texts = texts
+        self._rows = [torch.from_numpy(row) for row in texts.rows]
         self._said = list(_say(full, self._rows))
+
+    def beside(self, model: Decoder, tokenizer: Tokenizer) -> Judged:
+        """All that is told of `model`, bits per byte too."""
+        return judged(self.texts, tokenizer, self._said, _say(model, self._rows))
 
     def __call__(self, model: Decoder, *, rows: int | None = None) -> Quality:
         """How far `model` is from it, on the first `rows` of them, or all."""

@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 from modicum.checkpoint import Checkpoint, load_checkpoint
 from modicum.checkpoint.save import WEIGHTS, write_model
-from modicum.corpus import Document
-from modicum.evaluate import bits_per_byte
-from modicum.evaluate.divergence import Limits, Quality
+from modicum.evaluate.beside import Cost, Judged
+from modicum.evaluate.divergence import Limits
+from modicum.evaluate.texts import judging_texts
 from modicum.generate import Generator, SamplingParams
 from modicum.model.native import kernel_fault
 from modicum.model.packing import BLOCK, RoundedMatrix
@@ -19,7 +19,7 @@ from modicum.model.quantized import matrix_names
 from modicum.quantize.judging import Judge, input_moments, sensitivities
 from modicum.quantize.mixing import Mix, mix
 from modicum.quantize.rounding import round_matrix
-from modicum.quantize.texts import Texts, read_texts, token_rows
+from modicum.quantize.texts import equal_rows, fitting_texts, token_rows
 from modicum.quantize.tuning import ROWS, tune
 from modicum.store import UserError, atomic_directory, refuse_taken, write_json, write_manifest
 from modicum.tokenizer import Tokenizer
@@ -27,27 +27,17 @@ from modicum.tokenizer import Tokenizer
 Target = Literal["int8", "int4"]
 LIMITS: dict[Target, Limits] = {"int8": Limits(2e-3, 2e-2, 0.985), "int4": Limits(3e-2, 3e-1, 0.93)}
 _TABLE = "model.embed_tokens"
-_LENGTH, _FIT_TOKENS, _JUDGE_TOKENS = 256, 8_192, 4_096
-_SENSITIVITY_ROWS = 4  # of those that judge: a quarter of the time, and only an order is wanted
+_LENGTH, _FIT_TOKENS = 256, 8_192
+_JUDGED, _JUDGED_TOKENS = 50, 128
+_SENSITIVITY_ROWS = 10  # of those that judge: a fifth of the time, and only an order is wanted
 _TUNING_LENGTH, _SPOKEN = 128, 64
-
-
-@dataclass(frozen=True)
-class Side:
-    """One of the two: bytes of its weights on disk and in memory, seconds to load, tokens a second of one answer on a
-    CPU, and bits per byte of the texts that judge."""
-
-    disk_bytes: int
-    memory_bytes: int
-    load_seconds: float
-    tokens_per_s: float
-    bits_per_byte: float
 
 
 @dataclass(frozen=True)
 class QuantizeReport:
     """bits: of each rounded matrix. promoted: those with more than was asked for, the dearest first. costs: mean KL
-    divergence (nats) of each matrix rounded alone, where it was measured. own_texts: judged by the model's own."""
+    divergence (nats) of each matrix rounded alone, where it was measured. judged: what it says beside full precision;
+    cost and full: what it and full precision cost on a CPU."""
 
     out: Path
     to: Target
@@ -55,11 +45,10 @@ class QuantizeReport:
     promoted: tuple[str, ...]
     costs: dict[str, float]
     tuned_steps: int
-    own_texts: bool
     limits: Limits
-    quality: Quality
-    full: Side
-    rounded: Side
+    judged: Judged
+    cost: Cost
+    full: Cost
     notes: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -74,6 +63,7 @@ def quantize_checkpoint(
     out: Path,
     max_kl: float | None = None,
     text: Path | None = None,
+    heldout: Path | None = None,
     tune_steps: int = 0,
     progress: Callable[[str], None] = lambda _: None,
 ) -> QuantizeReport:
@@ -81,9 +71,10 @@ def quantize_checkpoint(
 
     max_kl: a budget of mean KL divergence (nats; ten times it at the 99th percentile) that is met by giving the
     matrices that cost most more bits: 8 for 4, full precision for 8. Without it all are rounded alike, and LIMITS[to]
-    decide. text: what is fitted to and, other parts of it, judged by; without it, texts that the model writes itself.
-    tune_steps: updates that tune the weights to their rounding, on that text. Raises UserError, and writes nothing,
-    when the limits do not hold, when `out` is there already, and when the checkpoint is rounded already.
+    decide. text: what is fitted to; without it, texts that the model writes itself. heldout: what is judged by; without
+    it, the held-out text of the checkpoint's run, or other texts that it writes. tune_steps: updates that tune the
+    weights to their rounding, on `text`. Raises UserError, and writes nothing, when the limits do not hold, when `out`
+    is there already, and when the checkpoint is rounded already.
     """
     refuse_taken(out)
     if tune_steps and text is None:
@@ -91,17 +82,19 @@ def quantize_checkpoint(
     loaded = load_checkpoint(checkpoint)
     loaded.weights  # noqa: B018 (refuses those that are rounded already)
     progress("reading the texts")
-    texts = read_texts(text, loaded)
-    fit = token_rows(loaded, texts.fit, length=_LENGTH, tokens=_FIT_TOKENS)
+    texts = fitting_texts(text, loaded)
+    fit = token_rows(loaded, texts, length=_LENGTH, tokens=_FIT_TOKENS)
     full = loaded.model().requires_grad_(False)
-    judge = Judge(full, token_rows(loaded, texts.judge, length=_LENGTH, tokens=_JUDGE_TOKENS))
+    judge = Judge(full, judging_texts(loaded, heldout, texts=_JUDGED, tokens=_JUDGED_TOKENS))
+    progress(f"judging by {judge.texts.source}")
     progress("rounding")
     moments = input_moments(full, fit)
     student = copy.deepcopy(full)
     matrices = _rounded(student, to, moments)
     notes: tuple[str, ...] = () if (fault := kernel_fault()) is None else (f"slower than it could be here: {fault}",)
     if tune_steps:
-        rows = token_rows(loaded, texts.fit, length=_TUNING_LENGTH, tokens=tune_steps * ROWS * _TUNING_LENGTH)
+        tokens = tune_steps * ROWS * _TUNING_LENGTH
+        rows = equal_rows(loaded, texts, length=_TUNING_LENGTH, tokens=tokens, fewest=ROWS)
         tuned = copy.deepcopy(full)
         learned = tune(full, tuned, matrices, rows, steps=tune_steps, say=progress)
         if judge.mean_kl(tuned, learned) < judge.mean_kl(student, matrices):
@@ -125,12 +118,24 @@ def quantize_checkpoint(
     with atomic_directory(out) as folder:
         _write(folder, loaded, student, chosen)
         write_manifest(folder)
-        chosen = replace(chosen, quality=judge(load_checkpoint(folder).model()))  # what is kept is the file
-        faults = chosen.quality.faults(limits)
+        found = judge.beside(load_checkpoint(folder).model(), loaded.tokenizer)  # what is kept is the file
+        faults = found.quality.faults(limits)
         if faults:
             raise UserError("\n".join([f"{out}: not what was measured before it was written; left out:", *faults]))
-        report = _report(folder, loaded, texts, chosen, limits, progress)
-        report = replace(report, out=out, to=to, costs=costs, tuned_steps=tune_steps, notes=notes)
+        progress("measuring what both cost")
+        report = QuantizeReport(
+            out=out,
+            to=to,
+            bits={name: matrix.bits for name, matrix in chosen.matrices.items()},
+            promoted=chosen.promoted,
+            costs=costs,
+            tuned_steps=tune_steps,
+            limits=limits,
+            judged=found,
+            cost=_cost(folder),
+            full=_cost(checkpoint),
+            notes=notes,
+        )
         write_json(folder / "quantize.json", {key: value for key, value in report.to_dict().items() if key != "out"})
         write_manifest(folder)
     return report
@@ -175,35 +180,14 @@ def _write(folder: Path, source: Checkpoint, model: Any, chosen: Mix) -> None:
     )
 
 
-def _report(
-    folder: Path, source: Checkpoint, texts: Texts, chosen: Mix, limits: Limits, progress: Callable[[str], None]
-) -> QuantizeReport:
-    progress("measuring both")
-    return QuantizeReport(
-        out=folder,
-        to="int8",
-        bits={name: matrix.bits for name, matrix in chosen.matrices.items()},
-        promoted=chosen.promoted,
-        costs={},
-        tuned_steps=0,
-        own_texts=texts.own,
-        limits=limits,
-        quality=chosen.quality,
-        full=_side(source.path, texts.judge),
-        rounded=_side(folder, texts.judge),
-        notes=(),
-    )
-
-
-def _side(path: Path, judge: list[Document]) -> Side:
+def _cost(path: Path) -> Cost:
     start = time.perf_counter()
     loaded = load_checkpoint(path, verify=False)
     model = loaded.model()
     seconds = time.perf_counter() - start
-    score = bits_per_byte(model, loaded.tokenizer, judge, max_tokens=_JUDGE_TOKENS, bootstrap_samples=20)
     speed = _speed(Generator(model, loaded.tokenizer, stop_ids=[]), loaded.tokenizer)
     memory = sum(part.nbytes for part in (*model.parameters(), *model.buffers()))
-    return Side((path / WEIGHTS).stat().st_size, memory, seconds, speed, score.total.value)
+    return Cost((path / WEIGHTS).stat().st_size, seconds, speed, memory)
 
 
 def _speed(generator: Generator, tokenizer: Tokenizer) -> float:

@@ -16,7 +16,6 @@ from torch.nn.functional import embedding, kl_div, linear
 from modicum.model import Decoder
 from modicum.model.packing import RoundedMatrix
 from modicum.quantize.rounding import storable
-from modicum.store import UserError
 from modicum.train.machine import has_fast_bfloat16
 
 ROWS = 8  # of an update
@@ -80,14 +79,9 @@ def tune(
 ) -> dict[str, RoundedMatrix]:
     """`steps` updates of the student, a copy of the teacher at full precision; its matrices, as they are rounded then.
 
-    rows: ids (T,); only those of full length are used, ROWS at a time, in their order, again from the front where they
-    end. The student is tuned in place and stays at full precision. Raises UserError where the texts are too short
-    for one update.
+    rows: ids (T,), all of one length, taken ROWS at a time, in their order, again from the front where they end. The
+    student is tuned in place and stays at full precision.
     """
-    length = max(len(row) for row in rows)
-    full = [row for row in rows if len(row) == length]
-    if len(full) < ROWS:
-        raise UserError(f"--tune: the text has {len(full)} rows of {length} tokens, {ROWS} are needed; give more of it")
     before = {name: _module(student, name) for name in matrices}
     tuned = {name: _Tuned(before[name], matrix) for name, matrix in matrices.items()}
     for name, module in tuned.items():
@@ -105,7 +99,7 @@ def tune(
         share = min(1.0, (step + 1) / max(1, steps // 10)) * (0.5 + 0.5 * cos(pi * step / steps))
         for group in optimizer.param_groups:
             group["lr"] = group["peak"] * share
-        ids = torch.stack([full[(step * ROWS + place) % len(full)] for place in range(ROWS)])
+        ids = torch.stack([rows[(step * ROWS + place) % len(rows)] for place in range(ROWS)])
         loss = _divergence(teacher, student, ids)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]

@@ -1,0 +1,85 @@
+"""The texts by which a rounded or converted model is judged: held-out ones where there are any, else its own."""
+
+import heapq
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from modicum.checkpoint import Checkpoint
+from modicum.corpus import read_documents
+from modicum.corpus.inputs import find_files
+from modicum.corpus.records import read_file
+from modicum.evaluate.own_texts import own_texts
+from modicum.recipe import SourceSettings
+from modicum.store import UserError
+
+PIECE = 2000  # characters; a document is cut, so that a single one suffices
+_FEWEST = 64  # positions below which a share of them says nothing
+_STAGES = ("pretrain", "sft")
+
+
+@dataclass(frozen=True)
+class Texts:
+    """rows: ids (T,) of each text, what opens a document in front. source: whose they are, in words."""
+
+    rows: tuple[NDArray[np.int64], ...]
+    source: str
+
+
+def judging_texts(checkpoint: Checkpoint, path: Path | None = None, *, texts: int, tokens: int) -> Texts:
+    """At most `texts` texts of at most `tokens` ids, the same ones each time.
+
+    They are those of the file or folder `path`; without one, of the held-out part of the run that the checkpoint lies
+    in; where there is none, what the model writes itself. Raises UserError for a path with too little text in it.
+    """
+    if path is not None:
+        found = Texts(_rows(checkpoint, pieces_of(path, "--heldout"), texts, tokens), str(path))
+        if (positions := sum(map(len, found.rows))) < _FEWEST and len(found.rows) < texts:
+            raise UserError(f"--heldout {path}: {positions} tokens are too few to judge by; give {_FEWEST} or more")
+        return found
+    if (run := run_of(checkpoint.path)) is not None and (run / "corpus" / "text" / "heldout").is_dir():
+        documents = read_documents(run / "corpus" / "text", "heldout")
+        rows = _rows(checkpoint, _cut(document.text for document in documents), texts, tokens)
+        if sum(map(len, rows)) >= _FEWEST:
+            return Texts(rows, f"held-out text of {run.name}")
+    written = own_texts(checkpoint, texts=texts, tokens=tokens)
+    return Texts(tuple(np.array(ids, dtype=np.int64) for ids in written), "the model's own texts")
+
+
+def run_of(checkpoint: Path) -> Path | None:
+    """The folder of the run that wrote it, where it lies there still: RUN/STAGE/checkpoints/step-N."""
+    folder = checkpoint.resolve()
+    stage = folder.parent.parent
+    inside = folder.parent.name == "checkpoints" and stage.name in _STAGES and (stage.parent / "recipe.yaml").is_file()
+    return stage.parent if inside else None
+
+
+def pieces_of(path: Path, option: str) -> Iterator[str]:
+    """The texts of a file or folder in one of the corpus' formats, in pieces. Raises UserError naming the option."""
+    if not path.exists():
+        raise UserError(f"{option} {path}: no such file; it takes a .txt, .md, .jsonl or .parquet file, or a folder")
+    source = SourceSettings(name="text", path=path)
+    files = find_files(source)
+    yield from _cut(record.text for name in files.names for record in read_file(source, files.root or path, name))
+
+
+def _cut(texts: Iterable[str]) -> Iterator[str]:
+    for text in texts:
+        yield from (text[at : at + PIECE] for at in range(0, len(text), PIECE))
+
+
+def _rows(checkpoint: Checkpoint, pieces: Iterable[str], texts: int, tokens: int) -> tuple[NDArray[np.int64], ...]:
+    """Of the pieces that their hashes choose, wherever they stand; a piece that stands twice counts once."""
+    tokens = min(tokens, checkpoint.config.max_position_embeddings)
+    # more than are wanted: some may stand twice, or be a blank or two
+    chosen = heapq.nsmallest(4 * texts, ((sha256(piece.encode()).digest(), piece) for piece in pieces))
+    distinct = dict.fromkeys(piece for _, piece in chosen)
+    rows = (
+        np.array([checkpoint.tokenizer.bos_id, *checkpoint.tokenizer.encode(piece)][:tokens], dtype=np.int64)
+        for piece in distinct
+    )
+    return tuple([row for row in rows if len(row) > 1][:texts])

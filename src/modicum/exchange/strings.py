@@ -1,0 +1,74 @@
+"""Strings on which two tokenizers must agree: adversarial ones, and random ones of assigned characters.
+
+The characters are those of Unicode 3.2, which every Python has beside its own newer version: libraries learn new
+characters at different times, and a letter that one of them does not know yet would be no fault of a file.
+"""
+
+import random
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from unicodedata import normalize, ucd_3_2_0
+
+from tokenizers import Tokenizer as PlainTokenizer
+
+from modicum.store import UserError
+from modicum.tokenizer import Tokenizer
+from modicum.tokenizer.sentencepiece_model import ADVERSARIAL
+
+UNICODE = ucd_3_2_0.unidata_version
+_FRAGMENTS = (
+    "'s", "'S", "'t", "'re", "'VE", "'ll", "'ſ", "’s", " ", "  ", "   ", "\t", "\n", "\r\n", "\n\n", " \n ", "\u00a0",
+    "\u2003", "\u3000", "\u0085", "\u200b", "\u200d", "0", "7", "42", "1234567", "3.14", "²", "½", "٣", "a", "Z", "é",
+    "e\u0301", "ß", "İ", "ǅ", "ﬁ", "日本", "한", "क्षि", "ไทย", "שָׁ", "🙂", "👩\u200d🚀", "🇩🇪", "!", "?!", "...", "--",
+    "==", "(", ")", "_", "<|im_end|>", "<|endoftext|>", "<tool_call>", "</s>", "the", " The", " of", "ing", "http://",
+    "\x00", "\x1f",
+)  # fmt: skip
+
+
+def agreed_strings(tokenizer: Tokenizer, count: int) -> list[str]:
+    """`count` strings, always the same for a tokenizer; in NFC where it makes that of one, for llama.cpp does not."""
+    strings = [*ADVERSARIAL, *_random(tokenizer, count)][:count]
+    composes = tokenizer.decode(tokenizer.encode("e\u0301")) == "\u00e9"
+    return [normalize("NFC", string) for string in strings] if composes else strings
+
+
+def check_ids(folder: Path, name: str, tokenizer: Tokenizer, strings: list[str]) -> None:
+    """Raises UserError unless the tokenizers library gives, by the written tokenizer.json, the tokenizer's ids to
+    `strings`, in which the names of control tokens are text."""
+    theirs = PlainTokenizer.from_file(str(folder / "tokenizer.json"))
+    theirs.encode_special_tokens = True
+    found = [one.ids for one in theirs.encode_batch(strings, add_special_tokens=False)]
+    differing = [
+        (string, a, b) for string, a, b in zip(strings, found, tokenizer.encode_batch(strings), strict=True) if a != b
+    ]
+    if differing:
+        string, there, here = differing[0]
+        raise UserError(
+            f"{name}: tokenizer.json gives other ids to {len(differing)} of {len(strings)} texts, so it was not "
+            f"written. The first text: {string[:60]!r}, {there[:12]} there, {here[:12]} here"
+        )
+
+
+def _random(tokenizer: Tokenizer, count: int) -> Iterator[str]:
+    """By turns: neighbouring characters, characters from anywhere, fragments, and the vocabulary's own tokens."""
+    draw = random.Random(0)
+    assigned = _assigned()
+    plain = [number for number in range(tokenizer.vocab_size) if number not in tokenizer.special_ids]
+    for number in range(count):
+        length = draw.randint(1, 24)
+        if number % 4 == 0:
+            start = draw.randrange(len(assigned))
+            near = [*assigned[start : start + 200], " ", "\n", "1", "'"]
+            yield "".join(draw.choices(near, k=length))
+        elif number % 4 == 1:
+            yield "".join(draw.choices(assigned, k=length))
+        elif number % 4 == 2:
+            yield "".join(draw.choices(_FRAGMENTS, k=length))
+        else:
+            yield tokenizer.decode(draw.choices(plain, k=length))
+
+
+@cache
+def _assigned() -> list[str]:
+    return [chr(c) for c in range(0x110000) if ucd_3_2_0.category(chr(c)) not in ("Cn", "Cs", "Co")]
