@@ -1,12 +1,15 @@
 import errno
+import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 import typer
 
 from modicum.cli import app as cli
-from modicum.store import UserError
+from modicum.store import UserError, atomic_directory
 
 
 def modicum(*arguments):
@@ -46,6 +49,33 @@ def test_a_full_disk_names_the_file(capsys):
 
     cli._status(work)
     assert capsys.readouterr().err == "error: /full/file: No space left on device\n"
+
+
+def test_sigterm_clears_away_what_is_half_written(tmp_path, capsys):
+    def work():
+        with atomic_directory(tmp_path / "out") as folder:
+            (folder / "half").touch()
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(30)
+
+    before = signal.getsignal(signal.SIGTERM)
+    assert cli._status(work) == 143
+    assert list(tmp_path.iterdir()) == []
+    assert capsys.readouterr().err == "stopped: by SIGTERM\n"
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_what_a_verb_forks_ends_by_sigterm_as_ever():
+    def work():
+        child = os.fork()
+        if not child:
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+            finally:
+                os._exit(0)  # not reached
+        assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGTERM
+
+    assert cli._status(work) == 0
 
 
 def test_a_wanted_exit_passes_through():

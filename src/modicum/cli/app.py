@@ -4,9 +4,13 @@ import errno
 import functools
 import importlib
 import os
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -14,7 +18,7 @@ import typer
 from modicum import __version__
 from modicum.store import UserError
 
-OURS, USERS, INTERRUPTED = 1, 2, 130
+OURS, USERS, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 # What the operating system refuses because of the user's machine, not because of us.
 _MENDABLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.EMFILE}
 VERBS = (
@@ -68,13 +72,17 @@ def verb(name: str, example: str, *, group: typer.Typer = app) -> Callable[[Call
 
 def _status(call: Callable[[], None]) -> int:
     try:
-        call()
+        with _terminable():
+            call()
     except UserError as error:
         _complain(str(error))
         return USERS
     except KeyboardInterrupt as interrupt:
         _complain(str(interrupt) or "interrupted; run the same command again to go on", "stopped")
         return INTERRUPTED
+    except _Terminated:
+        _complain("by SIGTERM", "stopped")
+        return TERMINATED
     except BrokenPipeError:
         return 0  # the reader of our output has seen enough (`modicum ... | head`)
     except OSError as error:
@@ -87,6 +95,31 @@ def _status(call: Callable[[], None]) -> int:
     except Exception:
         return _our_fault()
     return 0
+
+
+class _Terminated(BaseException):
+    """SIGTERM: what is half written is cleared away on its way out, as with Ctrl-C."""
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Inside, SIGTERM raises _Terminated in the main thread of this process; what it forks ends by it as ever."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    owner = os.getpid()
+
+    def end(number: int, _: FrameType | None) -> None:
+        if os.getpid() != owner:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        raise _Terminated
+
+    former = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, former)
 
 
 def _our_fault() -> int:
