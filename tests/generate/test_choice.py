@@ -8,6 +8,7 @@ import torch
 from generate_models import never_sampled
 
 from modicum.generate import SamplingParams
+from modicum.model.native import kernel_fault
 
 GREEDY = SamplingParams(temperature=0, max_new_tokens=25)
 
@@ -107,3 +108,10 @@ def test_a_stream_gives_the_alternatives_of_each_token_with_it(generator, prompt
     chunks, whole = list(generator.stream(prompts[2], params)), generator.generate([prompts[2]], params)[0]
     assert all(len(chunk.top_logprobs) == len(chunk.ids) for chunk in chunks)
     assert [found for chunk in chunks for found in chunk.top_logprobs] == whole.top_logprobs
+
+
+def test_a_greedy_answers_logprobs_do_not_depend_on_a_sampled_one_beside_it(generator, prompts):
+    beside = SamplingParams(seed=1, max_new_tokens=25)
+    alone, mixed = (generator.generate([prompts[2]] * 2, params)[0] for params in (GREEDY, [GREEDY, beside]))
+    if kernel_fault() is None:
+        assert (mixed.ids, mixed.logprobs) == (alone.ids, alone.logprobs)

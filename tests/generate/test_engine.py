@@ -13,7 +13,7 @@ from modicum.generate import Engine, Generator, QueueFull, SamplingParams
 from modicum.store import UserError
 
 GREEDY = SamplingParams(temperature=0, max_new_tokens=20)
-LONG = SamplingParams(temperature=0, max_new_tokens=CONTEXT, stop_ids=())
+LONG = SamplingParams(temperature=0, max_new_tokens=4000)
 
 
 @pytest.fixture

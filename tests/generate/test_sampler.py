@@ -17,7 +17,8 @@ from transformers import (
 )
 
 from modicum.generate import sampler
-from modicum.generate.sampler import draw, penalize_repetition, probabilities
+from modicum.generate.sampler import draw, penalize_repetition, probabilities, sample
+from modicum.model.native import kernel_fault
 
 # sixteenths: exact in float32 and far enough apart that rounding never changes their order
 logit_rows = st.lists(st.integers(-320, 320).map(lambda i: i / 16), min_size=2, max_size=40, unique=True)
@@ -166,3 +167,70 @@ def test_the_penalty_lowers_both_signs():
     row = torch.tensor([[2.0, -2.0, 1.0]])
     seen = torch.tensor([[True, True, False]])
     assert penalize_repetition(row, seen, 2.0).tolist() == [[1.0, -4.0, 1.0]]
+
+
+WAYS = {"kernel": sample, "plain": sampler._sample}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _loaded():
+    kernel_fault()
+
+
+def choice(way, logits, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, uniforms):
+    """Tokens drawn from one row by many numbers."""
+    settings = [[temperature, top_k, top_p, min_p, u] for u in uniforms]
+    rows = torch.as_tensor(logits, dtype=torch.float32).expand(len(settings), -1)
+    return WAYS[way](rows, torch.tensor(settings, dtype=torch.float64)).tolist()
+
+
+@pytest.mark.parametrize("way", WAYS)
+@settings(deadline=None)
+@given(logit_rows, st.floats(0.2, 5), st.integers(0, 50), st.floats(0.01, 1), st.floats(0, 0.9), st.floats(0, 0.999))
+def test_a_token_is_where_the_cumulative_distribution_of_brute_force_passes(
+    way, logits, temperature, top_k, top_p, min_p, uniform
+):
+    filters = dict(temperature=temperature, top_k=top_k)
+    (token,) = choice(way, logits, **filters, top_p=top_p, min_p=min_p, uniforms=[uniform])
+    for a, b in ((a, b) for a in (0, -1e-5, 1e-5) for b in (0, -1e-5, 1e-5)):
+        probs = brute_force(logits, **filters, top_p=top_p * (1 + a), min_p=min_p * (1 + b))
+        below = sum(probs[:token])
+        if probs[token] and below - 1e-5 <= uniform <= below + probs[token] + 1e-5:
+            return
+    pytest.fail(f"token {token}")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_rows_of_one_call_have_settings_of_their_own(way):
+    logits = torch.randn(5, 3000, generator=torch.Generator().manual_seed(0)) * 3
+    rules = [[0, 0, 1, 0, 0], [0.7, 5, 1, 0, 0.5], [1, 0, 0.8, 0, 0.9], [1.5, 0, 1, 0.1, 0.2], [1, 0, 1, 0, 0.6]]
+    rules_R5 = torch.tensor(rules, dtype=torch.float64)
+    together = WAYS[way](logits, rules_R5)
+    assert together[0] == logits[0].argmax()
+    for row in range(5):
+        assert WAYS[way](logits[row : row + 1], rules_R5[row : row + 1]) == together[row]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("filters", [{}, {"top_k": 9}, {"top_p": 0.99}, {"min_p": 0.01}, {"temperature": 1e300}])
+def test_what_is_masked_is_never_drawn_and_equals_are_all_possible(way, filters):
+    logits = [-math.inf, 1.0, 1.0, -math.inf, 1.0, -math.inf]
+    uniforms = [0.0, 0.2, 0.4, 0.6, 0.8, math.nextafter(1, 0)]
+    assert choice(way, logits, **filters, uniforms=uniforms) == [1, 1, 2, 2, 4, 4]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_top_k_draws_k_of_equal_tokens_and_top_p_as_few_as_reach_it(way):
+    uniforms = [i / 100 for i in range(100)]
+    assert len(set(choice(way, [0.0] * 100, top_k=3, uniforms=uniforms))) == 3
+    assert len(set(choice(way, [0.0] * 100, top_p=0.695, uniforms=uniforms))) == 70
+    assert len(set(choice(way, [0.0] * 5000, top_p=1e-9, uniforms=uniforms))) == 1
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("temperature", [0, 5e-324, 1.0])
+@pytest.mark.parametrize("filters", [{}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.5}])
+def test_a_row_that_is_not_finite_gets_an_id_of_the_vocabulary(way, temperature, filters):
+    for wrong in (math.nan, math.inf):
+        tokens = choice(way, [1.0, wrong, 0.0, wrong, *[0.5] * 30], temperature=temperature, **filters, uniforms=[0.9])
+        assert 0 <= tokens[0] < 34

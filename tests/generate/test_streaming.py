@@ -5,8 +5,7 @@ import weakref
 
 import pytest
 
-from modicum.generate import SamplingParams
-from modicum.generate import decoding as decoding_module
+from modicum.generate import SamplingParams, passes
 
 GREEDY = SamplingParams(temperature=0, max_new_tokens=30)
 
@@ -104,13 +103,13 @@ def test_stop_ids_of_the_generator_and_of_the_request_both_end_it(say, tokenizer
 
 def test_a_closed_stream_frees_its_cache(generator, prompts, monkeypatch):
     made = []
-    cache = decoding_module.SlotCache
+    cache = passes.SlotCache
 
     def spy(*args, **settings):
         made.append(weakref.ref(new := cache(*args, **settings)))
         return new
 
-    monkeypatch.setattr(decoding_module, "SlotCache", spy)
+    monkeypatch.setattr(passes, "SlotCache", spy)
     stream = generator.stream(prompts[1], GREEDY)
     next(stream)
     assert made[0]() is not None

@@ -7,7 +7,7 @@ from modicum.model.native import kernel_fault
 from modicum.model.packing import RoundedMatrix
 from modicum.model.quantized import install, matrix_names
 from modicum.model.slots import SlotCache, extend
-from modicum.model.stepper import make_step
+from modicum.model.stepper import cache_dtype, make_step
 
 KINDS = [
     {},
@@ -126,6 +126,31 @@ def test_a_part_that_the_kernel_does_not_know_is_called_itself(tiny, lively, som
 
 
 @torch.inference_mode()
+def test_a_token_that_is_none_is_refused_and_not_read_from_elsewhere(tiny, lively):
+    model = lively(tiny())
+    step = make_step(model, SlotCache(model.config, 1, 8), compiled=True)
+    with pytest.raises(Exception, match="is outside"):
+        step(torch.tensor([96]), torch.tensor([0]), torch.tensor([0]), 1)
+
+
+@torch.inference_mode()
+def test_as_many_threads_as_there_are_rows_or_more_change_no_bit(tiny, lively, some_ids):
+    if (fault := kernel_fault()) is not None:
+        pytest.skip(f"promised only where the kernel is: {fault}")
+    model, before = lively(tiny()), torch.get_num_threads()
+    cache, ids = SlotCache(model.config, 5, 40), some_ids(5, 40)
+    given = fed(model, cache, ids, LENGTHS)
+    found = []
+    try:
+        for threads in (1, 2, 3, 5, 8, 2):
+            torch.set_num_threads(threads)
+            found.append(make_step(model, cache, compiled=True)(*given, 40))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(each, found[0]) for each in found)
+
+
+@torch.inference_mode()
 def test_a_slot_given_to_another_has_the_same_tokens_there(tiny, lively, some_ids):
     model, ids = lively(tiny()), some_ids(1, 40)
     cache = SlotCache(model.config, 3, 40)
@@ -133,6 +158,17 @@ def test_a_slot_given_to_another_has_the_same_tokens_there(tiny, lively, some_id
     cache.copy(2, 0, 15)
     found = extend(model, ids[:, 15:], cache, 0, 15)
     torch.testing.assert_close(found, model.hidden(ids)[:, 15:], atol=1e-4, rtol=1e-4)
+
+
+def test_keys_and_values_are_smaller_beside_rounded_matrices_where_the_kernel_reads_them(tiny, lively):
+    model = lively(tiny())
+    assert cache_dtype(model, compiled=True) == cache_dtype(model, compiled=False) == torch.float32
+    for name in matrix_names(model):
+        values = torch.ones(model.get_submodule(name).weight.shape, dtype=torch.int8)
+        install(model, name, RoundedMatrix(values, torch.full((values.shape[0], 1), 0.01), 8))
+    assert cache_dtype(model, compiled=False) == torch.float32
+    smaller = torch.bfloat16 if kernel_fault() is None else torch.float32
+    assert cache_dtype(model, compiled=True) == smaller
 
 
 def test_a_cache_takes_the_memory_it_says(tiny):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from modicum.generate.params import SamplingParams
-from modicum.generate.sampler import draw, penalize_repetition, probabilities
+from modicum.generate.sampler import penalize_repetition, sample
 from modicum.store import UserError
 
 
@@ -62,15 +62,12 @@ class Chooser:
         """Whether the choice is the first of the largest logits as the model gave them."""
         return self.params.greedy and self.mask is None and not self.params.shapes_logits
 
-    @property
-    def filters(self) -> tuple[float, int, float, float] | None:
-        """What rows that are drawn in one call share; None for greedy ones."""
+    def settings(self) -> tuple[float, float, float, float, float]:
+        """What `sample` asks of a row, with this request's next random number; a greedy one takes none."""
         p = self.params
-        return None if p.greedy else (p.temperature, p.top_k, p.top_p, p.min_p)
-
-    def uniform(self) -> float:
-        """This request's next random number, in [0, 1)."""
-        return self._random.random()
+        if p.greedy:
+            return 0, 0, 1, 0, 0
+        return p.temperature, p.top_k, p.top_p, p.min_p, self._random.random()
 
     def shape(self, logits_V: Tensor) -> Tensor:
         """After penalties, bias and mask. UserError when no token is left."""
@@ -110,24 +107,11 @@ def choose(logits_RV: Tensor, choosers: Sequence[Chooser], never: Tensor) -> tup
     """
     logits_RV = logits_RV.index_fill(-1, never, -torch.inf)
     failed: dict[int, Exception] = {}
-    groups: dict[tuple[float, int, float, float] | None, list[int]] = {}
     for row, chooser in enumerate(choosers):
         if chooser.mask is not None or chooser.params.shapes_logits:
             try:
                 logits_RV[row] = chooser.shape(logits_RV[row])
             except Exception as error:  # whatever a caller's mask raises is that caller's
                 failed[row] = error
-                continue
-        groups.setdefault(chooser.filters, []).append(row)
-    tokens_R = torch.zeros(len(choosers), dtype=torch.int64, device=logits_RV.device)
-    for filters, rows in groups.items():
-        part = logits_RV if len(rows) == len(choosers) else logits_RV[rows]
-        if filters is None:
-            tokens_R[rows] = part.argmax(-1)
-            continue
-        temperature, top_k, top_p, min_p = filters
-        probs = probabilities(part, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-        uniforms = [choosers[row].uniform() for row in rows]
-        tokens_R[rows] = draw(probs, torch.tensor(uniforms, dtype=torch.float64, device=part.device))
-    # a row of NaN is drawn beyond its end
-    return tokens_R.clamp_(max=logits_RV.shape[-1] - 1), failed
+    settings_R5 = torch.tensor([chooser.settings() for chooser in choosers], dtype=torch.float64)
+    return sample(logits_RV, settings_R5), failed

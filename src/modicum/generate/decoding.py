@@ -16,6 +16,7 @@ from modicum.generate.answer import Alternatives, Answer
 from modicum.generate.choice import Chooser, TokenMask, choose
 from modicum.generate.passes import Runtime, make_passes
 from modicum.model import Decoder
+from modicum.model.stepper import greedy
 from modicum.store import UserError
 
 
@@ -133,7 +134,7 @@ class Decoding:
         rows = [row for row, _ in read] + rows
         if not rows:
             return []
-        self._sample(rows, torch.cat(logits).to(self._sampling_device))
+        self._sample(rows, (logits[0] if len(logits) == 1 else torch.cat(logits)).to(self._sampling_device))
         for row in rows:
             if row.request.error is not None or row.request.answer.finish_reason is not None:
                 self.remove(row.request)
@@ -153,9 +154,12 @@ class Decoding:
         return self._passes.step([row.tokens[-1] for row in rows], [row.slot for row in rows], places)
 
     def _sample(self, rows: Sequence[_Row], logits_RV: Tensor) -> None:
-        tokens_R, failed = choose(logits_RV, [row.chooser for row in rows], self._never)
-        totals_R = logits_RV.logsumexp(-1)
-        logprobs = (logits_RV.gather(-1, tokens_R[:, None])[:, 0] - totals_R).tolist()
+        tokens_R, logprobs_R, totals_R = greedy(logits_RV, self._never)
+        failed: dict[int, Exception] = {}
+        if not all(row.chooser.plain for row in rows):
+            tokens_R, failed = choose(logits_RV, [row.chooser for row in rows], self._never)
+            logprobs_R = logits_RV.gather(-1, tokens_R[:, None])[:, 0] - totals_R
+        logprobs = logprobs_R.tolist()
         alternatives = _alternatives(logits_RV, totals_R, [row.request.answer.params.top_logprobs for row in rows])
         for i, (row, token) in enumerate(zip(rows, tokens_R.tolist(), strict=True)):
             row.request.error = failed.get(i)

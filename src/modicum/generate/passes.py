@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from modicum.model import Decoder
-from modicum.model.slots import SlotCache, extend
-from modicum.model.stepper import make_step
+from modicum.model.slots import SlotCache
+from modicum.model.stepper import cache_dtype, make_reader, make_step
 
 
 class Passes(Protocol):
@@ -83,17 +83,17 @@ class DecoderPasses:
     """Those of our own decoder."""
 
     def __init__(self, model: Decoder, *, slots: int, capacity: int, compiled: bool) -> None:
-        weight = model.model.norm.weight  # rounded matrices have types of their own
-        self.slots, self.capacity, self.device = slots, capacity, weight.device
-        self.cache = SlotCache(model.config, slots, capacity, dtype=weight.dtype, device=weight.device)
+        self.slots, self.capacity, self.device = slots, capacity, model.device
         self._model = model
+        dtype = cache_dtype(model, compiled=compiled)
+        self.cache = SlotCache(model.config, slots, capacity, dtype=dtype, device=model.device)
         with torch.inference_mode():
             self._step = make_step(model, self.cache, compiled=compiled)
+            self._read = make_reader(model, self.cache, compiled=compiled)
 
     def read(self, ids: Sequence[int], slot: int, start: int, *, last: bool) -> Tensor | None:
-        ids_1T = torch.tensor([ids], device=self.device)
-        hidden_1TD = extend(self._model, ids_1T, self.cache, slot, start)
-        return self._model.head(hidden_1TD[:, -1]).float() if last else None
+        hidden_1D = self._read(torch.tensor([ids], device=self.device), slot, start)
+        return self._model.head(hidden_1D).float() if last else None
 
     def step(self, ids: Sequence[int], slots: Sequence[int], places: Sequence[int]) -> Tensor:
         ids_R, slots_R, places_R = (torch.tensor(column, device=self.device) for column in (ids, slots, places))
@@ -107,7 +107,7 @@ class DecoderPasses:
 
     def warm(self) -> None:
         nothing_11 = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
-        self._model.head(extend(self._model, nothing_11, self.cache, 0, 0))
+        self._model.head(self._read(nothing_11, 0, 0))
         for rows in (1, 2):
             nothing_R = torch.zeros(rows, dtype=torch.int64, device=self.device)
             self._step(nothing_R, nothing_R, nothing_R + self.capacity, 2)

@@ -9,6 +9,19 @@ from torch import Tensor
 # rows that are flatter, four times as many are tried next (220 us).
 _LIKELY_ENOUGH = 1024
 
+_LIBRARY = torch.library.Library("modicum", "FRAGMENT")  # type: ignore[no-untyped-call]
+_LIBRARY.define("sample(Tensor logits, Tensor settings) -> Tensor")  # type: ignore[no-untyped-call]
+
+
+def sample(logits_RV: Tensor, settings_R5: Tensor) -> Tensor:
+    """A token id (int64) for each row of float32 logits, in a kernel where there is one, which is ten times as fast.
+
+    settings: float64 on the CPU, a row's temperature, top_k, top_p, min_p and what it is drawn by, in [0, 1).
+    Temperature 0 takes the first of the largest. A row that is not finite gets any id.
+    """
+    ids_R: Tensor = torch.ops.modicum.sample(logits_RV, settings_R5)
+    return ids_R
+
 
 def penalize_repetition(logits_BV: Tensor, seen_BV: Tensor, penalty: float | Tensor) -> Tensor:
     """Keskar et al. 2019 (CTRL): where `seen_BV` (bool), positive logits over `penalty`, others times it."""
@@ -50,6 +63,26 @@ def draw(probs_BV: Tensor, uniforms_B: Tensor) -> Tensor:
     # u <= 1 - 2**-53, so the product rounds to less than the total: some token always exceeds it
     target_B1 = uniforms_B[:, None] * cumulative_BV[:, -1:]
     return torch.searchsorted(cumulative_BV, target_B1, right=True)[:, 0]
+
+
+def _sample(logits_RV: Tensor, settings_R5: Tensor) -> Tensor:
+    """The same from the functions above, which say what it means."""
+    groups: dict[tuple[float, float, float, float], list[int]] = {}
+    for row, (temperature, top_k, top_p, min_p, _) in enumerate(settings_R5.tolist()):
+        groups.setdefault((temperature, top_k, top_p, min_p), []).append(row)
+    tokens_R = torch.zeros(len(logits_RV), dtype=torch.int64, device=logits_RV.device)
+    for (temperature, top_k, top_p, min_p), rows in groups.items():
+        part = logits_RV[rows]
+        if temperature == 0:
+            tokens_R[rows] = part.argmax(-1)
+            continue
+        probs = probabilities(part, temperature=temperature, top_k=int(top_k), top_p=top_p, min_p=min_p)
+        tokens_R[rows] = draw(probs, settings_R5[rows, 4].to(part.device))
+    # a row of NaN is drawn beyond its end
+    return tokens_R.clamp_(max=logits_RV.shape[-1] - 1)
+
+
+_LIBRARY.impl("sample", _sample, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
 
 
 def _nucleus(probs_BV: Tensor, top_p: float, candidates: int = _LIKELY_ENOUGH) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 
 from modicum.store import processor_flags, processor_name
 
-SOURCES = sorted(Path(__file__).with_name("kernels").glob("*.cpp"))
+SOURCES = sorted(Path(__file__).with_name("kernels").glob("*.*"))
 _LIMIT_SECONDS = 300
 
 
@@ -32,7 +32,7 @@ def kernel_fault() -> str | None:
         *("-O3", "-march=native", "-std=c++20", "-fPIC", "-shared"),
         *(("-undefined", "dynamic_lookup") if sys.platform == "darwin" else ("-fopenmp",)),
         f"-I{home / 'include'}",
-        *map(str, SOURCES),
+        *(str(source) for source in SOURCES if source.suffix == ".cpp"),
         *(f"-L{home / 'lib'}", f"-Wl,-rpath,{home / 'lib'}", "-ltorch_cpu"),
     ]
     try:

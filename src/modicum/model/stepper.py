@@ -1,8 +1,7 @@
-"""A step of decoding, one token more for each of a few sequences: where it is done, and in which way it is fastest.
+"""The passes of decoding over a cache of slots, where they are done, and in which way they are fastest.
 
-On a CPU in one call of a kernel of ours, kernels/decode_step.cpp: PyTorch's operations take as long to be called as to
-run, and give other bits for one row than for several. Elsewhere by the decoder's own operations, compiled or as they
-are.
+On a CPU each is one call of a kernel of ours (kernels/): PyTorch's operations take as long to be called as to run, and
+give other bits for one row than for several. Elsewhere by the decoder's own operations, compiled or as they are.
 """
 
 from collections.abc import Callable
@@ -15,16 +14,29 @@ from modicum.model.decoder import Decoder
 from modicum.model.linear import Embedding, Linear
 from modicum.model.native import kernel_fault
 from modicum.model.quantized import QuantizedEmbedding, QuantizedLinear
-from modicum.model.slots import SlotCache, advance
+from modicum.model.slots import SlotCache, advance, extend
 
 Step = Callable[[Tensor, Tensor, Tensor, int], Tensor]
+Reader = Callable[[Tensor, int, int], Tensor]
 
-_SCHEMA = (
-    "decode_step(Tensor x, Tensor[] weights, int[] bits, int[] sizes, float eps, Tensor(a!)[] keys, "
-    "Tensor(b!)[] values, Tensor cos, Tensor sin, Tensor slots, Tensor places) -> Tensor"
-)
 _LIBRARY = torch.library.Library("modicum", "FRAGMENT")  # type: ignore[no-untyped-call]
-_LIBRARY.define(_SCHEMA)  # type: ignore[no-untyped-call]
+for _schema in (
+    "plan_decoder(Tensor[] weights, int[] bits, int[] sizes, float eps, Tensor[] keys, Tensor[] values, "
+    "Tensor cos, Tensor sin) -> Tensor",
+    "decode_step(Tensor plan, Tensor ids, Tensor slots, Tensor places) -> Tensor",
+    "read_prompt(Tensor plan, Tensor ids, int slot, int start) -> Tensor",
+    "greedy(Tensor logits, Tensor never) -> (Tensor, Tensor, Tensor)",
+):
+    _LIBRARY.define(_schema)  # type: ignore[no-untyped-call]
+
+
+def cache_dtype(model: Decoder, *, compiled: bool) -> torch.dtype:
+    """The type of keys and values that suits the passes below: the model's, or one that is smaller and as good.
+
+    Beside rounded matrices bfloat16 loses nothing that can be measured, and half as much is to be read.
+    """
+    smaller = compiled and _rounded(model) and _in_kernel(model, torch.bfloat16)
+    return torch.bfloat16 if smaller else model.dtype
 
 
 def make_step(model: Decoder, cache: SlotCache, *, compiled: bool) -> Step:
@@ -33,10 +45,14 @@ def make_step(model: Decoder, cache: SlotCache, *, compiled: bool) -> Step:
     compiled: in the kernel or through torch.compile, where there is either; the first may be made here, in seconds, the
     second when the step is first called with one row, and with several.
     """
-    # rounded matrices say nothing about the type of the cache, which the kernel has in these two
-    held = cache.keys[0].dtype in (torch.float32, torch.bfloat16) and cache.keys[0].device.type == "cpu"
-    if compiled and held and _known(model) and kernel_fault() is None:
-        return _kernel_step(model, cache)
+    if compiled and _in_kernel(model, cache.keys[0].dtype):
+        plan = _Plan(model, cache)
+
+        def kernel(ids_R: Tensor, slots_R: Tensor, places_R: Tensor, attended: int) -> Tensor:  # noqa: ARG001  places say it
+            out: Tensor = torch.ops.modicum.decode_step(plan.made, ids_R, slots_R, places_R)
+            return out
+
+        return kernel
 
     def step(ids_R: Tensor, slots_R: Tensor, places_R: Tensor, attended: int) -> Tensor:
         return model.head(advance(model, ids_R, cache, slots_R, places_R, attended)).float()
@@ -46,6 +62,50 @@ def make_step(model: Decoder, cache: SlotCache, *, compiled: bool) -> Step:
     return torch.compile(step, dynamic=True, fullgraph=True) if wanted else step
 
 
+def make_reader(model: Decoder, cache: SlotCache, *, compiled: bool) -> Reader:
+    """read(ids_1T, slot, start) -> what the head reads after the last of them, (1, D); arguments as for `extend`.
+
+    compiled: in the kernel, where there is one and all matrices are rounded; full ones PyTorch multiplies faster.
+    """
+    if compiled and _rounded(model) and _in_kernel(model, cache.keys[0].dtype):
+        plan = _Plan(model, cache)
+
+        def kernel(ids_1T: Tensor, slot: int, start: int) -> Tensor:
+            out: Tensor = torch.ops.modicum.read_prompt(plan.made, ids_1T[0], slot, start)
+            return out.to(model.dtype)
+
+        return kernel
+    return lambda ids_1T, slot, start: extend(model, ids_1T, cache, slot, start)[:, -1]
+
+
+def greedy(logits_RV: Tensor, never: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """For each row of float32 logits the first of the largest that `never` (ids, ascending) does not name, (R,) int64.
+
+    Then their logprobs, and what to take off any logit of a row to have its own, both (R,).
+    """
+    found: tuple[Tensor, Tensor, Tensor] = torch.ops.modicum.greedy(logits_RV, never)
+    return found
+
+
+def _greedy(logits_RV: Tensor, never: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    ids_R, totals_R = logits_RV.index_fill(-1, never, -torch.inf).argmax(-1), logits_RV.logsumexp(-1)
+    return ids_R, logits_RV.gather(-1, ids_R[:, None])[:, 0] - totals_R, totals_R
+
+
+_LIBRARY.impl("greedy", _greedy, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+
+
+def _in_kernel(model: Decoder, held: torch.dtype) -> bool:
+    """Whether the kernels are there, and have all parts of the model and this type of keys and values."""
+    on_cpu = model.device.type == "cpu" and held in (torch.float32, torch.bfloat16)
+    return on_cpu and _known(model) and kernel_fault() is None
+
+
+def _rounded(model: Decoder) -> bool:
+    """Whether all matrices but head and embedding are."""
+    return all(_kind(part) == torch.int8 for block in model.model.layers for part in _matrices(block))
+
+
 def _known(model: Decoder) -> bool:
     """Whether every part is of a kind that the kernel has; an adapter, say, is not."""
     for block in model.model.layers:
@@ -53,7 +113,7 @@ def _known(model: Decoder) -> bool:
         # those that take the same input are multiplied together
         if None in (o, down) or len({q, k, v}) > 1 or len({gate, up}) > 1:
             return False
-    return _kind(_head(model)) is not None
+    return None not in (_kind(_head(model)), _kind(model.model.embed_tokens))
 
 
 def _kind(part: nn.Module) -> torch.dtype | None:
@@ -79,40 +139,41 @@ def _matrices(block: nn.Module) -> tuple[nn.Module, ...]:
     )
 
 
-def _kernel_step(model: Decoder, cache: SlotCache) -> Step:
-    body, config, none = model.model, model.config, torch.empty(0)
-    weights: list[Tensor] = []
-    bits: list[int] = []
+class _Plan:
+    """`made`: where the kernels find a model and its cache, which it keeps alive; plan_decoder.cpp tells the rest."""
 
-    def matrix(part: nn.Module) -> None:
+    def __init__(self, model: Decoder, cache: SlotCache) -> None:
+        body, config = model.model, model.config
+        self._none = torch.empty(0)
+        self._weights: list[Tensor] = []
+        self._bits: list[int] = []
+        for block in body.layers:
+            assert isinstance(block, DecoderBlock)
+            attention = block.self_attn
+            for norm in (block.input_layernorm, block.post_attention_layernorm, attention.q_norm, attention.k_norm):
+                self._weights.append(self._none if norm is None else norm.weight.detach().float())
+            for part in _matrices(block):
+                self._add(part)
+        self._weights.append(body.norm.weight.detach().float())
+        self._add(_head(model))
+        self._add(body.embed_tokens)
+        sizes = [config.hidden_size, config.num_attention_heads, config.num_key_value_heads, config.head_dim]
+        sizes += [config.intermediate_size, config.vocab_size, int(config.rotary_layout == "interleaved")]
+        table = body.rotary.table(torch.arange(cache.capacity + 1)[None])
+        self._cos, self._sin = (part[0, 0].contiguous() for part in table)
+        self._cache = cache
+        self.made: Tensor = torch.ops.modicum.plan_decoder(
+            *(self._weights, self._bits, sizes, config.rms_norm_eps, cache.keys, cache.values, self._cos, self._sin)
+        )
+
+    def _add(self, part: nn.Module) -> None:
+        """A matrix, as three tensors."""
         if isinstance(part, QuantizedLinear | QuantizedEmbedding):
-            weights.extend((part.packed, part.scale))
-            bits.append(part.bits)
+            self._weights += [part.packed, part.scale]
+            self._bits.append(part.bits)
         else:
             assert isinstance(part, Linear | Embedding)
-            weights.extend((part.weight.detach().contiguous(), none))
-            bits.append(0)
+            self._weights += [part.weight.detach().contiguous(), self._none]
+            self._bits.append(0)
         bias = getattr(part, "bias", None)
-        weights.append(none if bias is None else bias.detach().float())
-
-    for block in body.layers:
-        assert isinstance(block, DecoderBlock)
-        attention = block.self_attn
-        for norm in (block.input_layernorm, block.post_attention_layernorm, attention.q_norm, attention.k_norm):
-            weights.append(none if norm is None else norm.weight.detach().float())
-        for part in _matrices(block):
-            matrix(part)
-    weights.append(body.norm.weight.detach().float())
-    matrix(_head(model))
-    sizes = [config.num_attention_heads, config.num_key_value_heads, config.head_dim, config.intermediate_size]
-    sizes += [config.vocab_size, int(config.rotary_layout == "interleaved")]
-    cos, sin = (table[0, 0].contiguous() for table in body.rotary.table(torch.arange(cache.capacity + 1)[None]))
-
-    def step(ids_R: Tensor, slots_R: Tensor, places_R: Tensor, attended: int) -> Tensor:  # noqa: ARG001  places say it
-        x_RD = body.embed_tokens(ids_R).float()
-        out: Tensor = torch.ops.modicum.decode_step(
-            x_RD, weights, bits, sizes, config.rms_norm_eps, cache.keys, cache.values, cos, sin, slots_R, places_R
-        )
-        return out
-
-    return step
+        self._weights.append(self._none if bias is None else bias.detach().float())

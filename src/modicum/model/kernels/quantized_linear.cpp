@@ -16,7 +16,10 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <vector>
+
+#include "rounded.h"
 
 #ifdef _OPENMP
 #include <omp.h>
@@ -32,33 +35,29 @@ constexpr int64_t BLOCK = 32;  // activations that share a scale
 constexpr int64_t LANES = 16;  // outputs of a panel
 constexpr int64_t CHUNK = 4;   // panels of one task
 
-// Rows of activations, rounded: values (rows, blocks, 32), scale and sum of each block (rows, blocks).
-struct Rounded {
-  std::vector<int8_t> values;
-  std::vector<float> scale;
-  std::vector<int32_t> sum;
-};
-
-void round_row(const float* x, int64_t inputs, int64_t blocks, int8_t* values, float* scale, int32_t* sum) {
-  for (int64_t b = 0; b < blocks; ++b) {
-    float part[BLOCK] = {0};
-    const int64_t length = std::min<int64_t>(BLOCK, inputs - b * BLOCK);
-    std::memcpy(part, x + b * BLOCK, length * sizeof(float));
-    float largest = 0;
-    for (int i = 0; i < BLOCK; ++i) largest = std::max(largest, std::fabs(part[i]));
-    // a NaN or infinity must not vanish in the rounding
-    float check = 0;
-    for (int i = 0; i < BLOCK; ++i) check += part[i] * 0.0f;
-    const float inverse = largest > 1e-30f ? 127.0f / largest : 0.0f;  // beyond it the quotient is infinite
-    int32_t total = 0;
-    for (int i = 0; i < BLOCK; ++i) {
-      const int32_t q = static_cast<int32_t>(std::nearbyint(check == 0 ? part[i] * inverse : 0.0f));
-      values[b * BLOCK + i] = static_cast<int8_t>(q);
-      total += q;
-    }
-    scale[b] = largest / 127.0f + check;
-    sum[b] = total;
+void round_block(const float* x, int64_t length, int8_t* values, float* scale, int32_t* sum) {
+  float part[BLOCK] = {0};
+  std::memcpy(part, x, length * sizeof(float));
+  // Loops that the compiler turns into a few instructions each: as whole numbers, magnitudes have the same order, and
+  // those of infinity and NaN are the largest.
+  uint32_t words[BLOCK], most = 0;
+  std::memcpy(words, part, sizeof part);
+  for (int i = 0; i < BLOCK; ++i) most = std::max(most, words[i] & 0x7fffffffu);
+  float largest;
+  std::memcpy(&largest, &most, sizeof largest);
+  const bool finite = most < 0x7f800000u;  // what is not must not vanish in the rounding
+  const float inverse = finite && largest > 1e-30f ? 127.0f / largest : 0.0f;  // beyond it the quotient is infinite
+  constexpr float NEAREST = 12582912.0f;  // 1.5 * 2**23: what is added to it is rounded to a whole number
+  int32_t rounded[BLOCK], total = 0;
+  for (int i = 0; i < BLOCK; ++i) {
+    const float shifted = (finite ? part[i] : 0.0f) * inverse + NEAREST;
+    std::memcpy(&rounded[i], &shifted, sizeof shifted);
+    rounded[i] -= 0x4b400000;
+    total += rounded[i];
   }
+  for (int i = 0; i < BLOCK; ++i) values[i] = static_cast<int8_t>(rounded[i]);
+  *scale = finite ? largest / 127.0f : std::numeric_limits<float>::quiet_NaN();
+  *sum = total;
 }
 
 #ifdef MODICUM_VNNI
@@ -113,7 +112,7 @@ inline void write(float* to, const Floats& value, int64_t lanes) { std::memcpy(t
 #endif
 
 struct Product {
-  const Rounded& x;
+  const RoundedRows& x;
   const uint8_t* packed;
   const float* scale;
   float* out;
@@ -139,6 +138,9 @@ void tile(const Product& p, int64_t row, int64_t panel) {
     for (int c = 0; c < BYTES / 64; ++c) {
       for (int n = 0; n < PANELS; ++n) {
         const auto w = weights8(p.packed + ((panel + n) * p.blocks + b) * BYTES + c * 64);
+        // the next two, in the order of their addresses, which alternate here
+        if constexpr (PANELS > 1)
+          __builtin_prefetch(p.packed + ((panel + PANELS) * p.blocks + PANELS * b) * BYTES + (PANELS * c + n) * 64);
         if constexpr (BITS == 8) {
           for (int r = 0; r < ROWS; ++r) dots[r][n] = dot(dots[r][n], w, values[r] + 4 * c);
         } else {
@@ -165,24 +167,29 @@ void tile(const Product& p, int64_t row, int64_t panel) {
     }
 }
 
-// All rows by the panels from `begin` to `end`: the more rows share a weight in a register, the fewer panels fit beside.
+// Up to five rows by one panel after the other, which reads a matrix from end to end: that is all that takes time then.
+template <int BITS, bool GROUPED>
+void few_rows(const Product& p, int64_t row, int64_t rows, int64_t n) {
+  if (rows == 5) tile<BITS, GROUPED, 5, 1>(p, row, n);
+  if (rows == 4) tile<BITS, GROUPED, 4, 1>(p, row, n);
+  if (rows == 3) tile<BITS, GROUPED, 3, 1>(p, row, n);
+  if (rows == 2) tile<BITS, GROUPED, 2, 1>(p, row, n);
+  if (rows == 1) tile<BITS, GROUPED, 1, 1>(p, row, n);
+}
+
+// All rows by the panels from `begin` to `end`; of many, six share a weight in a register, and two panels a row's.
 template <int BITS, bool GROUPED>
 void panels(const Product& p, int64_t rows, int64_t begin, int64_t end) {
-  int64_t row = 0;
-  for (; row + 6 <= rows; row += 6) {
-    int64_t n = begin;
-    for (; n + 2 <= end; n += 2) tile<BITS, GROUPED, 6, 2>(p, row, n);
-    for (; n < end; ++n) tile<BITS, GROUPED, 6, 1>(p, row, n);
-  }
-  for (; row + 2 <= rows; row += 2) {
-    int64_t n = begin;
-    for (; n + 4 <= end; n += 4) tile<BITS, GROUPED, 2, 4>(p, row, n);
-    for (; n < end; ++n) tile<BITS, GROUPED, 2, 1>(p, row, n);
-  }
-  for (; row < rows; ++row) {
-    int64_t n = begin;
-    for (; n + 4 <= end; n += 4) tile<BITS, GROUPED, 1, 4>(p, row, n);
-    for (; n < end; ++n) tile<BITS, GROUPED, 1, 1>(p, row, n);
+  const int64_t left = rows % 6;
+  int64_t n = begin;
+  if (rows >= 6)
+    for (; n + 2 <= end; n += 2) {
+      for (int64_t row = 0; row + 6 <= rows; row += 6) tile<BITS, GROUPED, 6, 2>(p, row, n);
+      for (int64_t each = n; each < n + 2; ++each) few_rows<BITS, GROUPED>(p, rows - left, left, each);
+    }
+  for (; n < end; ++n) {
+    for (int64_t row = 0; row + 6 <= rows; row += 6) tile<BITS, GROUPED, 6, 1>(p, row, n);
+    few_rows<BITS, GROUPED>(p, rows - left, left, n);
   }
 }
 
@@ -196,63 +203,63 @@ void run_panels(const Product& p, int64_t bits, int64_t rows, int64_t begin, int
 
 }  // namespace
 
+void RoundedRows::reserve(int64_t rows, int64_t inputs) {
+  const int64_t blocks = rows * ((inputs + BLOCK - 1) / BLOCK);
+  if (int64_t(sum.size()) >= blocks) return;
+  values.resize(blocks * BLOCK);
+  scale.resize(blocks);
+  sum.resize(blocks);
+}
+
+void RoundedRows::take(const float* x, int64_t first, int64_t last, int64_t inputs) {
+  const int64_t blocks = (inputs + BLOCK - 1) / BLOCK;
+  for (int64_t row = first; row < last; ++row)
+    for (int64_t b = 0; b < blocks; ++b) {
+      const int64_t at = row * blocks + b;
+      round_block(x + row * inputs + b * BLOCK, std::min(BLOCK, inputs - b * BLOCK), values.data() + at * BLOCK,
+                  scale.data() + at, sum.data() + at);
+    }
+}
+
+void multiply_rounded(const RoundedRows& x, int64_t rows, const RoundedMatrix& m, float* out, int64_t first,
+                      int64_t last) {
+  const Product product{x, m.packed, m.scale, out, (m.inputs + BLOCK - 1) / BLOCK, m.groups, m.outputs};
+  for (; first < last; first += CHUNK) run_panels(product, m.bits, rows, first, std::min(last, first + CHUNK));
+}
+
 using torch::stable::Tensor;
 
 // given (..., inputs) float32 -> (..., outputs). The second size of scale is 1 or the number of blocks.
 Tensor quantized_linear(const Tensor& given, const Tensor& packed, const Tensor& scale, int64_t bits, int64_t outputs) {
   const Tensor x = torch::stable::contiguous(given);
-  const int64_t inputs = x.size(-1), rows = inputs ? x.numel() / inputs : 0;
-  const int64_t blocks = (inputs + BLOCK - 1) / BLOCK, count = packed.size(0);
+  const int64_t inputs = x.size(-1), rows = inputs ? x.numel() / inputs : 0, panels = packed.size(0);
   std::vector<int64_t> shape(x.sizes().begin(), x.sizes().end());
   shape.back() = outputs;
   Tensor out = torch::stable::new_empty(x, shape);
-  Rounded rounded{std::vector<int8_t>(rows * blocks * BLOCK), std::vector<float>(rows * blocks),
-                  std::vector<int32_t>(rows * blocks)};
-  const Product product{rounded,
-                        static_cast<const uint8_t*>(packed.data_ptr()),
-                        static_cast<const float*>(scale.data_ptr()),
-                        static_cast<float*>(out.data_ptr()),
-                        blocks,
-                        scale.size(1),
-                        outputs};
+  const RoundedMatrix matrix{static_cast<const uint8_t*>(packed.data_ptr()),
+                             static_cast<const float*>(scale.data_ptr()),
+                             bits,
+                             outputs,
+                             inputs,
+                             panels,
+                             scale.size(1)};
+  RoundedRows rounded;
+  rounded.reserve(rows, inputs);
   const float* from = static_cast<const float*>(x.data_ptr());
-  auto round_one = [&](int64_t row) {
-    round_row(from + row * inputs, inputs, blocks, rounded.values.data() + row * blocks * BLOCK,
-              rounded.scale.data() + row * blocks, rounded.sum.data() + row * blocks);
-  };
-  const int64_t tasks = (count + CHUNK - 1) / CHUNK;
-  if (rows < 8)
-    for (int64_t row = 0; row < rows; ++row) round_one(row);
+  const int64_t tasks = (panels + CHUNK - 1) / CHUNK;
+  if (rows < 8) rounded.take(from, 0, rows, inputs);
 #pragma omp parallel if (tasks > 1)
   {
     if (rows >= 8) {
 #pragma omp for schedule(static)
-      for (int64_t row = 0; row < rows; ++row) round_one(row);
+      for (int64_t row = 0; row < rows; ++row) rounded.take(from, row, row + 1, inputs);
     }
 #pragma omp for schedule(static)
     for (int64_t task = 0; task < tasks; ++task)
-      run_panels(product, bits, rows, task * CHUNK, std::min(count, (task + 1) * CHUNK));
+      multiply_rounded(rounded, rows, matrix, static_cast<float*>(out.data_ptr()), task * CHUNK,
+                       std::min(panels, (task + 1) * CHUNK));
   }
   return out;
-}
-
-// For decode_step.cpp: part `part` of `parts` of the same product, with a bias where that is not null. Each part rounds
-// the rows for itself.
-void quantized_share(const float* x, int64_t rows, int64_t inputs, const uint8_t* packed, const float* scale,
-                     int64_t groups, int64_t count, int64_t bits, int64_t outputs, float* out, const float* bias,
-                     int64_t part, int64_t parts) {
-  const int64_t blocks = (inputs + BLOCK - 1) / BLOCK, begin = count * part / parts, end = count * (part + 1) / parts;
-  Rounded rounded{std::vector<int8_t>(rows * blocks * BLOCK), std::vector<float>(rows * blocks),
-                  std::vector<int32_t>(rows * blocks)};
-  for (int64_t row = 0; row < rows; ++row)
-    round_row(x + row * inputs, inputs, blocks, rounded.values.data() + row * blocks * BLOCK,
-              rounded.scale.data() + row * blocks, rounded.sum.data() + row * blocks);
-  const Product product{rounded, packed, scale, out, blocks, groups, outputs};
-  for (int64_t first = begin; first < end; first += CHUNK)
-    run_panels(product, bits, rows, first, std::min(end, first + CHUNK));
-  if (bias)
-    for (int64_t row = 0; row < rows; ++row)
-      for (int64_t n = begin * LANES; n < std::min(outputs, end * LANES); ++n) out[row * outputs + n] += bias[n];
 }
 
 STABLE_TORCH_LIBRARY_IMPL(modicum, CPU, m) { m.impl("quantized_linear", TORCH_BOX(&quantized_linear)); }
