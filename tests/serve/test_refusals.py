@@ -81,6 +81,8 @@ def refused(server):
         ({"messages": [{"role": "user", "content": "a b " * 900}]}, "messages"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, None),
         ({"response_format": {"type": "poem"}}, "response_format"),
+        ({"response_format": {"type": "json_object", "schema": {}}}, "response_format.json_object.schema"),
+        ({"response_format": {"type": "text", "json_schema": {"schema": {}}}}, "response_format.text.json_schema"),
         ({"response_format": {"type": "\ud800"}}, "response_format"),
         (schema({"type": "string", "not": {"const": "a"}}), "response_format"),
         (schema({"type": "strin"}), "response_format"),

@@ -75,9 +75,9 @@ _INTERFACE: dict[str, tuple[Any, list[Any]]] = {
 def main(library: str, folder: Path) -> None:
     """Answer the request in `folder`. Exits with a line on standard error for what cannot be done."""
     request = json.loads((folder / "request.json").read_text("utf-8"))
-    llama = _open(library)
+    llama = open_library(library)
     llama.llama_backend_init()
-    _check_batches(llama)
+    check_batches(llama)
     before, began = _resident("VmRSS"), time.perf_counter()
     model = llama.llama_model_load_from_file(request["model"].encode(), _model_settings(llama))
     if not model:
@@ -96,7 +96,7 @@ def main(library: str, folder: Path) -> None:
     lengths += [len(prompt) + request["steps"] for prompt in request["begun"]]
     if not lengths:
         return
-    context = llama.llama_init_from_model(model, _context_settings(llama, max(lengths)))
+    context = llama.llama_init_from_model(model, exact_settings(llama, max(lengths)))
     if not context:
         sys.exit("llama.cpp makes no context for the file")
     llama.llama_set_n_threads(context, request["threads"], request["threads"])
@@ -107,7 +107,9 @@ def main(library: str, folder: Path) -> None:
     (folder / "greedy.json").write_text(json.dumps(found), "utf-8")
 
 
-def _open(library: str) -> Any:
+def open_library(library: str) -> Any:
+    """llama.cpp, with the types of the functions that are called here; a server calls them, and more, by this account.
+    AttributeError where it has others."""
     llama = ctypes.CDLL(library)
     for name, (result, arguments) in _INTERFACE.items():
         function = getattr(llama, name)
@@ -125,7 +127,7 @@ def _model_settings(llama: Any) -> _Settings:
     return settings
 
 
-def _context_settings(llama: Any, length: int) -> _Settings:
+def exact_settings(llama: Any, length: int) -> _Settings:
     """The defaults, but `length` positions at once, plain attention, and keys and values in float32.
 
     Half-precision keys alone would move logits by a thousandth. New releases put fields in and take some out, so the
@@ -153,7 +155,7 @@ def _context_settings(llama: Any, length: int) -> _Settings:
     return settings
 
 
-def _check_batches(llama: Any) -> None:
+def check_batches(llama: Any) -> None:
     """A batch of one token must hold what is known of it: only what is a list has an address."""
     token = (ctypes.c_int32 * 1)(7)
     given, made = llama.llama_batch_get_one(token, 1), llama.llama_batch_init(1, 0, 1)

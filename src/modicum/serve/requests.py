@@ -23,13 +23,14 @@ _FORMS = {
     "grammar": "response_format of type grammar, syntax lark",
     "ebnf": "response_format of type grammar, syntax lark",
 }
+_SCHEMAS = dict.fromkeys(("schema_", "json_schema"), "type json_schema")  # within a response_format of another type
 _TOOLS = dict.fromkeys(("tools", "tool_choice"), "/v1/chat/completions")
 
 
 def _elsewhere(value: object, info: ValidationInfo) -> None:
     """Ignoring such a field would leave the answer free where its client counts on its form."""
     if value is not None:
-        use = (_FORMS | _TOOLS)[str(info.field_name)]
+        use = (_FORMS | _TOOLS | _SCHEMAS)[str(info.field_name)]
         raise PydanticCustomError("elsewhere", "not understood here; use {use}", {"use": use})
 
 
@@ -45,6 +46,10 @@ class JsonSchema(_Fields):
 
 class PlainFormat(_Fields):
     type: Literal["text", "json_object"]
+    schema_: None = Field(default=None, alias="schema")
+    json_schema: None = None
+
+    _no_schema = field_validator(*_SCHEMAS, mode="before")(_elsewhere)
 
 
 class SchemaFormat(_Fields):
