@@ -1,8 +1,11 @@
 """Turns are fair, and what goes wrong in one is told by name."""
 
+import subprocess
 import textwrap
+import time
 
 import pytest
+from alive import gone_within
 
 from modicum.bench.turns import take_turns
 from modicum.store import UserError
@@ -55,3 +58,38 @@ def test_an_order_may_bring_its_own_environment(worker):
     module = worker("print(json.dumps({'said': os.environ['COLOUR']}))")
     answers = take_turns(module, {"peer": {"environment": {"COLOUR": "red"}}}, rounds=1, say=[].append)
     assert answers["peer"][0]["said"] == "red"
+
+
+BEARING = """
+    import subprocess, time
+    child = subprocess.Popen(['sleep', '600'], stdin=-3, stdout=-3, stderr=-3)
+    print(json.dumps({'said': f'{os.getpid()} {child.pid}'}), file=open(order['told'], 'w'))
+"""
+
+
+def test_what_a_turn_has_started_ends_with_it(worker, tmp_path):
+    told = tmp_path / "told"
+    module = worker(BEARING + "    print(open(order['told']).read().strip())")
+    (answer,) = take_turns(module, {"peer": {"told": str(told)}}, rounds=1, say=[].append)["peer"]
+    assert gone_within(10, *answer["said"].split())
+
+
+def test_an_interrupted_bench_leaves_no_process(worker, tmp_path, monkeypatch):
+    told = tmp_path / "told"
+
+    def interrupted(process, order):
+        process.stdin.write(order)
+        process.stdin.close()
+        until = time.monotonic() + 60
+        while not (told.exists() and told.read_text().endswith("\n")):
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        raise KeyboardInterrupt
+
+    module = worker(BEARING + "    time.sleep(600)")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(subprocess.Popen, "communicate", interrupted)
+        take_turns(module, {"peer": {"told": str(told)}}, rounds=1, say=[].append)
+    processes = told.read_text().split('"')[3].split()
+    assert len(processes) == 2
+    assert gone_within(10, *processes)

@@ -88,7 +88,7 @@ def test_a_wanted_exit_passes_through():
 
 VERBS = (
     "new", "plan", "run", "prepare", "pretrain", "sft", "evaluate", "report", "generate", "chat", "import", "export",
-    "serve", "doctor", "bench train",
+    "serve", "doctor", "bench train", "bench serve",
 )  # fmt: skip
 
 

@@ -99,7 +99,7 @@ def bench_decoding(
             loaded.weights  # noqa: B018 (refuses rounded ones, which it would widen)
             paths["transformers", "generate fp32"] = checkpoint
         for quant in llama:
-            paths["llama.cpp", quant] = _gguf(loaded, quant, Path(place))
+            paths["llama.cpp", quant] = gguf_of(loaded, quant, Path(place))
         orders = {
             f"{system} {mode}": {**shape, "system": system, "path": str(path)} for (system, mode), path in paths.items()
         }
@@ -133,9 +133,11 @@ def _rounded(source: Checkpoint, kind: Weights, place: Path) -> Path:
     return folder
 
 
-def _gguf(source: Checkpoint, quant: Quant, place: Path) -> Path:
+def gguf_of(source: Checkpoint, quant: Quant, place: Path) -> Path:
+    """A GGUF file of a checkpoint in the folder `place`, unproven. Rounded weights are widened, and rounded again."""
     gguf_library(), library()
     file = place / f"{quant}.gguf"
     metadata = file_metadata(source.config, source.tokenizer, quant)
-    write_gguf(file, source.config, metadata, file_tensors(source.weights, source.config, quant))
+    weights = source.model(widened=True).state_dict() if source.rounded else source.weights
+    write_gguf(file, source.config, metadata, file_tensors(weights, source.config, quant))
     return file

@@ -2,9 +2,11 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from modicum.store import UserError
@@ -48,20 +50,29 @@ def _turned(names: Sequence[str], by: int) -> list[str]:
 
 def _ask(module: str, name: str, order: Mapping[str, Any]) -> dict[str, Any]:
     environment = {**os.environ, **order.get("environment", {})}
-    done = subprocess.run(
-        [sys.executable, "-m", module],
-        input=json.dumps(order),
-        capture_output=True,
+    command = [sys.executable, "-m", module]
+    # a session of its own, so that whatever it has started can be ended with it
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        check=False,
         env=environment,
-    )
-    if done.returncode < 0:
-        raise UserError(f"{name}: killed by signal {-done.returncode}, as happens where memory runs out; fewer rows")
-    last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-    if done.returncode == 2:
+        start_new_session=True,
+    ) as process:
+        try:
+            output, errors = process.communicate(json.dumps(order))
+        finally:
+            with suppress(ProcessLookupError):  # nothing is left, as it should be
+                os.killpg(process.pid, signal.SIGKILL)
+    status = process.returncode
+    if status < 0:
+        raise UserError(f"{name}: killed by signal {-status}, as happens where memory runs out; fewer rows")
+    last = (errors.strip().splitlines() or ["no message"])[-1]
+    if status == 2:
         raise UserError(f"{name}: {last}")
-    if done.returncode:
-        raise RuntimeError(f"{name} failed:\n{done.stderr}")
-    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    if status:
+        raise RuntimeError(f"{name} failed:\n{errors}")
+    answer: dict[str, Any] = json.loads(output.splitlines()[-1])
     return answer

@@ -23,7 +23,7 @@ OURS, USERS, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 _MENDABLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.EMFILE}
 VERBS = (
     "new", "plan", "run", "stages", "generate", "chat", "import_", "export", "quantize", "serve", "doctor", "bench",
-    "bench_decode",
+    "bench_decode", "bench_serve",
 )  # fmt: skip
 
 app = typer.Typer(

@@ -2,6 +2,7 @@
 
 import json
 import resource
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -70,13 +71,16 @@ class Stage:
         write_json(self.path / "manifest.json", asdict(manifest))
 
 
-def peak_memory_bytes() -> int:
-    """The largest resident set of this process so far."""
+def peak_memory_bytes(process: int | None = None) -> int:
+    """The largest resident set so far of this process, or of another (what it has now, where only that is told)."""
     # Linux keeps two figures: getrusage's counts what the parent had when it started this process, this one does not
-    status = Path("/proc/self/status")
+    status = Path(f"/proc/{process or 'self'}/status")
     lines = status.read_text("utf-8").splitlines() if status.is_file() else []
     own = next((line for line in lines if line.startswith("VmHWM:")), None)
     if own is not None:
         return int(own.split()[1]) * 1024
+    if process is not None:
+        told = subprocess.run(["ps", "-o", "rss=", "-p", str(process)], capture_output=True, text=True, check=True)
+        return int(told.stdout) * 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024  # macOS counts bytes, Linux KiB
