@@ -1,6 +1,6 @@
 """Equal time, same sizes, same corpus: who predicts held-out text better, and after how long?
 
-    python benchmarks/race.py recipes/race.yaml --heldout HELDOUT.jsonl.gz --minutes 20 --out race
+    python benchmarks/race.py RECIPE --heldout HELDOUT.jsonl.gz --minutes 20 --out race
 
 The recipe names corpus, tokenizer, network, batch, and how modicum trains. Each peer (a Llama of the same sizes in a
 plain script, so without QK-norm: AdamW 0.9/0.95, decay 0.1, cosine to 0 after 2 % warm-up) first runs --sweep-minutes
