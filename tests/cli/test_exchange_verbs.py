@@ -213,6 +213,8 @@ def test_settings_that_a_target_does_not_have_are_refused(checkpoint, tmp_path):
         (("--to", "hf", "--max-difference", "1e-3"), "--max-difference: only"),
         (("--to", "onnx", "--max-difference", "-1"), "expected a part of a logit"),
         (("--to", "cyberslm", "--texts", "3"), "compared bit for bit"),
+        (("--to", "cyberslm", "--max-kl", "3"), "compared bit for bit"),
+        (("--to", "gguf", "--quant", "q8_0", "--min-agreement", "98"), "expected a share from 0 to 1"),
         (("--to", "onnx", "--heldout", tmp_path / "none.txt"), "none.txt: no such file"),
     ):
         answer = CliRunner().invoke(app, ["export", *map(str, (checkpoint, *words, "--out", tmp_path / "out"))])

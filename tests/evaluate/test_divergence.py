@@ -3,6 +3,7 @@ import pytest
 import torch
 
 from modicum.evaluate.divergence import Limits, quality
+from modicum.store import UserError
 
 
 def test_the_measures_are_those_of_torch():
@@ -37,6 +38,20 @@ def test_a_first_choice_counts_where_it_is_ahead_by_more_than_the_margin(margin)
 def test_where_logits_are_held_to_a_difference_ten_times_it_is_clear():
     assert Limits(1, 1, 0, logit=1e-4).clear == pytest.approx(1e-3)
     assert Limits(1, 1, 0).clear == 0.01
+
+
+def test_what_is_named_stands_in_the_place_of_a_limit_and_nothing_else():
+    usual = Limits(1e-3, 1e-2, 0.98, logit=1e-4)
+    assert usual.with_bounds() == usual
+    assert usual.with_bounds(max_kl=0.5) == Limits(0.5, 5, 0.98, logit=1e-4)
+    assert usual.with_bounds(min_agreement=0.0, max_difference=0.01) == Limits(1e-3, 1e-2, 0.0, logit=0.01)
+
+
+@pytest.mark.parametrize("name", ["max_kl", "min_agreement", "max_difference"])
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
+def test_a_limit_that_is_none_is_refused_by_its_option(name, value):
+    with pytest.raises(UserError, match=f"--{name.replace('_', '-')} "):
+        Limits(1, 1, 0).with_bounds(**{name: value})
 
 
 def test_a_distribution_does_not_depart_from_itself_whatever_is_added_to_it():

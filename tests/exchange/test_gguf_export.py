@@ -171,7 +171,9 @@ def test_what_quantizing_costs_is_measured_and_a_limit_refuses(tokenizer, tmp_pa
         UserError, match=r"model-q4_0\.gguf: llama\.cpp does not .*\n  mean KL divergence [\d.]+, allow"
     ):
         export_gguf(folder, quant="q4_0", out=tmp_path / "out", limits=Limits(1e-6, 10, 0))
-    with pytest.raises(UserError, match=r"\n  top-1 agreement [\d.]+%, asked for 100\.00%$"):
+    with pytest.raises(
+        UserError, match=r"\n  top-1 agreement [\d.]+%, asked for 100\.00%\n  what is allowed: --max-kl"
+    ):
         export_gguf(folder, quant="q4_0", out=tmp_path / "out", limits=Limits(10, 10, 1))
     assert not (tmp_path / "out").exists()
 

@@ -1,7 +1,6 @@
 """modicum export CKPT --to NAME [--quant TYPE] [--dtype TYPE] --out DIR"""
 
 import json
-from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -77,6 +76,10 @@ def export(
             help="The largest mean KL divergence from full precision; ten times it for the 99th percentile.",
         ),
     ] = None,
+    min_agreement: Annotated[
+        float | None,
+        typer.Option(metavar="SHARE", help="How often the most probable token must be the same; 0.985 at eight bits."),
+    ] = None,
     max_difference: Annotated[
         float | None,
         typer.Option(
@@ -106,16 +109,17 @@ def export(
     from modicum.exchange import Scope
     from modicum.store import UserError
 
-    _check(to, quant, dtype, max_shard_size, max_kl, max_difference)
+    _check(to, quant, dtype, max_shard_size)
     kind = (quant or _QUANTS[to][0] if to in _QUANTS else dtype or DtypeName.FP32).value
     scope = Scope(texts=texts, strings=strings, heldout=heldout)
-    changed = {} if max_kl is None else {"mean_kl": max_kl, "tail_kl": 10 * max_kl}
-    changed |= {} if max_difference is None else {"logit": max_difference}
-    if to is TargetName.CYBERSLM and scope != Scope():
-        raise UserError("--heldout, --texts and --strings: cyberslm's file is compared bit for bit")
+    bounds = {"max_kl": max_kl, "min_agreement": min_agreement, "max_difference": max_difference}
+    if to is TargetName.CYBERSLM and (scope != Scope() or any(value is not None for value in bounds.values())):
+        raise UserError("--max-..., --min-..., --heldout, --texts, --strings: cyberslm's file is compared bit for bit")
+    if max_difference is not None and (to is TargetName.HF or kind not in (QuantName.F32, QuantName.FP32)):
+        raise UserError("--max-difference: only a GGUF file of f32 and an ONNX one of fp32 are held to it")
     with TerminalListener() as listener:
         how: dict[str, Any] = {"out": out, "progress": listener.say}
-        report = _written(to, checkpoint, kind, max_shard_size, changed, scope, how)
+        report = _written(to, checkpoint, kind, max_shard_size, bounds, scope, how)
     if as_json:
         print(json.dumps(report.to_dict(), indent=2, ensure_ascii=False))
         return
@@ -133,10 +137,8 @@ def _check(
     quant: QuantName | None,
     dtype: DtypeName | None,
     max_shard_size: str | None,
-    max_kl: float | None,
-    max_difference: float | None,
 ) -> None:
-    """Raises UserError for a setting that the target does not have, or a number that is none."""
+    """Raises UserError for a setting that the target does not have."""
     from modicum.store import UserError
 
     if quant is not None and quant not in _QUANTS.get(to, ()):
@@ -144,14 +146,6 @@ def _check(
         raise UserError(f"--quant {quant.value}: only GGUF and ONNX files have number types to choose from ({having})")
     if (dtype is not None or max_shard_size is not None) and to is not TargetName.HF:
         raise UserError("--dtype and --max-shard-size: only a Hugging Face model has them (--to hf)")
-    if max_kl is not None and to is TargetName.CYBERSLM:
-        raise UserError("--max-kl: nothing is rounded in cyberslm's file")
-    if max_kl is not None and not 0 < max_kl <= 100:
-        raise UserError(f"--max-kl {max_kl:g}: expected a number of nats above 0, such as 0.01")
-    if max_difference is not None and (to not in _QUANTS or quant not in (None, _QUANTS[to][0])):
-        raise UserError("--max-difference: only a GGUF file of f32 and an ONNX one of fp32 are held to it")
-    if max_difference is not None and not 0 < max_difference <= 1:
-        raise UserError(f"--max-difference {max_difference:g}: expected a part of a logit, such as 1e-4")
 
 
 def _written(
@@ -159,23 +153,23 @@ def _written(
     checkpoint: Path,
     kind: str,
     max_shard_size: str | None,
-    changed: dict[str, float],
+    bounds: dict[str, float | None],
     scope: "Scope",
     how: dict[str, Any],
 ) -> "ExportReport | GgufReport | HfReport | OnnxReport":
-    """changed: of the usual limits, what is another."""
+    """bounds: what stands in the place of the usual limits."""
     from modicum import exchange
 
     if to is TargetName.CYBERSLM:
         return exchange.export_checkpoint(checkpoint, to="cyberslm", **how)
     how["scope"] = scope
     if to is TargetName.GGUF:
-        how["limits"] = replace(exchange.LIMITS[cast("Quant", kind)], **changed)
+        how["limits"] = exchange.LIMITS[cast("Quant", kind)].with_bounds(**bounds)
         return exchange.export_gguf(checkpoint, quant=cast("Quant", kind), **how)
     if to is TargetName.ONNX:
-        how["limits"] = replace(exchange.ONNX_LIMITS[cast("OnnxQuant", kind)], **changed)
+        how["limits"] = exchange.ONNX_LIMITS[cast("OnnxQuant", kind)].with_bounds(**bounds)
         return exchange.export_onnx(checkpoint, quant=cast("OnnxQuant", kind), **how)
-    how["limits"] = replace(exchange.HF_LIMITS[cast("Dtype", kind)], **changed)
+    how["limits"] = exchange.HF_LIMITS[cast("Dtype", kind)].with_bounds(**bounds)
     if max_shard_size is not None:
         how["shard_bytes"] = exchange.size_of(max_shard_size)
     return exchange.export_hf(checkpoint, dtype=cast("Dtype", kind), **how)

@@ -33,6 +33,13 @@ def quantize(
             help="A budget of mean KL divergence: the matrices that cost most get more bits until it is met.",
         ),
     ] = None,
+    min_agreement: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            help="How often the most probable token must be the same; 0.985 for int8, 0.93 for int4.",
+        ),
+    ] = None,
     text: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Text to fit to; without it, the model's own samples."),
@@ -57,16 +64,14 @@ def quantize(
     from modicum.cli.progress import TerminalListener
     from modicum.cli.quantize_table import quantize_lines
     from modicum.quantize import quantize_checkpoint
-    from modicum.store import UserError
 
-    if max_kl is not None and not 0 < max_kl <= 100:
-        raise UserError(f"--max-kl {max_kl:g}: expected a number of nats above 0, such as 0.01")
     with TerminalListener() as listener:
         report = quantize_checkpoint(
             checkpoint,
             to=to.value,
             out=out,
             max_kl=max_kl,
+            min_agreement=min_agreement,
             text=text,
             heldout=heldout,
             tune_steps=tune,

@@ -7,8 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from modicum.store import UserError
+
 CLEAR = 0.01  # of a logit
 MOST_UNDECIDED = 0.02  # of the positions may be left out as undecided where a first choice is held to another's
+
+
+LOOSEN = "what is allowed: --max-kl and --min-agreement say it"
 
 
 @dataclass(frozen=True)
@@ -25,6 +30,26 @@ class Limits:
     def clear(self) -> float:
         """By how much a first choice must be ahead to be the other's too: ten times what a logit may be off."""
         return CLEAR if self.logit is None else 10 * self.logit
+
+    def with_bounds(
+        self, *, max_kl: float | None = None, min_agreement: float | None = None, max_difference: float | None = None
+    ) -> "Limits":
+        """Where one is given, it instead: the mean's KL divergence, and ten times it for the tail's; a share; a logit.
+
+        Raises UserError, by the options' names, for a number that cannot be one.
+        """
+        if max_kl is not None and not 0 < max_kl <= 100:
+            raise UserError(f"--max-kl {max_kl:g}: expected a number of nats above 0, such as 0.01")
+        if min_agreement is not None and not 0 <= min_agreement <= 1:
+            raise UserError(f"--min-agreement {min_agreement:g}: expected a share from 0 to 1, such as 0.98")
+        if max_difference is not None and not 0 < max_difference <= 1:
+            raise UserError(f"--max-difference {max_difference:g}: expected a part of a logit, such as 1e-4")
+        return Limits(
+            self.mean_kl if max_kl is None else max_kl,
+            self.tail_kl if max_kl is None else 10 * max_kl,
+            self.agreement if min_agreement is None else min_agreement,
+            self.logit if max_difference is None else max_difference,
+        )
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 from modicum.checkpoint import Checkpoint, load_checkpoint
 from modicum.checkpoint.save import WEIGHTS, write_model
 from modicum.evaluate.beside import Judged, judged
-from modicum.evaluate.divergence import Limits
+from modicum.evaluate.divergence import LOOSEN, Limits
 from modicum.evaluate.texts import judging_texts
 from modicum.exchange.gguf_gate import LIMITS
 from modicum.exchange.hf_card import model_card
@@ -161,7 +161,7 @@ def _prove(
     given, rows = map(speak_full, texts.rows), map(speak, texts.rows)
     measured = judged(texts, source.tokenizer, given, rows, clear=limits.clear)
     if over := measured.quality.faults(limits) + (measured.quality.other_choices() if exact else []):
-        raise UserError("\n  ".join([f"{name}: rounding costs too much, and it was not written", *over]))
+        raise UserError("\n  ".join([f"{name}: rounding costs too much, and it was not written", *over, LOOSEN]))
     return compared, measured
 
 

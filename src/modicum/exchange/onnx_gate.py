@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from modicum.checkpoint import Checkpoint
 from modicum.evaluate.beside import Judged, judged
-from modicum.evaluate.divergence import Limits, Quality, quality
+from modicum.evaluate.divergence import LOOSEN, Limits, Quality, quality
 from modicum.evaluate.texts import judging_texts
 from modicum.exchange.causes import likely_cause, place_cause
 from modicum.exchange.continuing import Parted, parted
@@ -106,7 +106,8 @@ def prove_onnx(
     if faults:
         cause = _sees_later(prompts, answer, quant, limits)
         cause = cause or _cause(compared, prompts, truth, said, answer.logits, checkpoint)
-        raise _refusal(name, [*faults, *([f"it is as if {cause}"] if cause else [])])
+        more = [f"it is as if {cause}"] if cause else [] if limits.logit is not None else [LOOSEN]
+        raise _refusal(name, [*faults, *more])
     return OnnxProof(
         weights=weights,
         strings=len(strings),

@@ -3,7 +3,7 @@
 import copy
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -62,6 +62,7 @@ def quantize_checkpoint(
     to: Target,
     out: Path,
     max_kl: float | None = None,
+    min_agreement: float | None = None,
     text: Path | None = None,
     heldout: Path | None = None,
     tune_steps: int = 0,
@@ -71,12 +72,14 @@ def quantize_checkpoint(
 
     max_kl: a budget of mean KL divergence (nats; ten times it at the 99th percentile) that is met by giving the
     matrices that cost most more bits: 8 for 4, full precision for 8. Without it all are rounded alike, and LIMITS[to]
-    decide. text: what is fitted to; without it, texts that the model writes itself. heldout: what is judged by; without
-    it, the held-out text of the checkpoint's run, or other texts that it writes. tune_steps: updates that tune the
-    weights to their rounding, on `text`. Raises UserError, and writes nothing, when the limits do not hold, when `out`
-    is there already, and when the checkpoint is rounded already.
+    decide. min_agreement: a share of equal first choices, in the place of LIMITS'. text: what is fitted to; without it,
+    texts that the model writes itself. heldout: what is judged by; without it, the held-out text of the checkpoint's
+    run, or other texts that it writes. tune_steps: updates that tune the weights to their rounding, on `text`. Raises
+    UserError, and writes nothing, when the limits do not hold, when `out` is there already, and when the checkpoint is
+    rounded already.
     """
     refuse_taken(out)
+    limits = LIMITS[to].with_bounds(max_kl=max_kl, min_agreement=min_agreement)
     if tune_steps and text is None:
         raise UserError("--tune: needs --text, for a model tuned on its own texts learns nothing of others")
     loaded = load_checkpoint(checkpoint)
@@ -102,7 +105,6 @@ def quantize_checkpoint(
         else:
             notes += (f"{tune_steps} updates of tuning brought it no nearer, and are not in it",)
             tune_steps = 0
-    limits = LIMITS[to] if max_kl is None else replace(LIMITS[to], mean_kl=max_kl, tail_kl=10 * max_kl)
     better: dict[str, RoundedMatrix | None] = {}
     costs: dict[str, float] = {}
     if max_kl is not None:
@@ -142,7 +144,10 @@ def quantize_checkpoint(
 
 
 def _hint(ways: str) -> str:
-    return f"{ways}--tune STEPS --text FILE tunes the weights to their rounding, int8 loses less than int4"
+    return (
+        f"{ways}--tune STEPS --text FILE tunes the weights to their rounding, int8 loses less than int4, "
+        "--min-agreement allows more"
+    )
 
 
 def _rounded(model: Any, to: Target, moments: dict[str, Any]) -> dict[str, RoundedMatrix]:
