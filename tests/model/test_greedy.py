@@ -1,5 +1,8 @@
 """The most probable token and its logprob, in the kernel and without it, against NumPy in float64."""
 
+import os
+import signal
+
 import numpy as np
 import pytest
 import torch
@@ -61,3 +64,17 @@ def test_a_row_has_the_same_bits_alone():
         for row in range(7):
             alone = stepper.greedy(logits[row : row + 1], never)
             assert all(torch.equal(a[0], b[row]) for a, b in zip(alone, together, strict=True))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_child_does_not_wait_for_threads_that_its_parent_has():
+    logits, before = torch.randn(4, 100, generator=torch.Generator().manual_seed(0)), torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        wanted = stepper.greedy(logits, torch.tensor([3]))[0].tolist()
+        if (child := os.fork()) == 0:
+            signal.alarm(30)
+            os._exit(stepper.greedy(logits, torch.tensor([3]))[0].tolist() != wanted)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    finally:
+        torch.set_num_threads(before)

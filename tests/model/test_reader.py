@@ -17,7 +17,7 @@ KINDS = [
     {"qk_norm": True, "tie_word_embeddings": False},
     {"rotary_layout": "interleaved"},
     {"attention_bias": True, "mlp_bias": True},
-    {"num_key_value_heads": 6, "head_dim": 40},
+    {"num_key_value_heads": 6, "head_dim": 84},
     {"num_key_value_heads": 1, "hidden_size": 60, "head_dim": 20, "intermediate_size": 37, "num_attention_heads": 3},
 ]
 LENGTHS = [1, 2, 11, 12, 31, 33, 49, 96, 117]

@@ -15,6 +15,7 @@ KINDS = [
     {"rotary_layout": "interleaved"},
     {"attention_bias": True, "mlp_bias": True},
     {"tie_word_embeddings": False, "num_key_value_heads": 6},
+    {"head_dim": 84},
     {"num_key_value_heads": 1, "hidden_size": 60, "head_dim": 20, "intermediate_size": 37, "num_attention_heads": 3},
 ]
 LENGTHS = [1, 30, 7, 18, 2]
@@ -67,11 +68,13 @@ def test_a_row_gives_the_same_bits_whoever_shares_its_step(tiny, lively, some_id
         assert torch.equal(step(ids_R[index], slots_R[index], places_R[index], 40), alone[index])
 
 
+@pytest.mark.parametrize("head", [8, 84])
 @torch.inference_mode()
-def test_a_bfloat16_step_is_as_near_to_float32_as_a_bfloat16_pass(tiny, lively, some_ids):
-    model, ids = lively(tiny()), some_ids(5, 40)
+def test_a_bfloat16_step_is_as_near_to_float32_as_a_bfloat16_pass(tiny, lively, some_ids, head):
+    config = tiny(head_dim=head)
+    model, ids = lively(config), some_ids(5, 40)
     exact = torch.stack([model(ids[i : i + 1, : n + 1])[0, -1] for i, n in enumerate(LENGTHS)])
-    half = lively(tiny()).bfloat16()
+    half = lively(config).bfloat16()
     passed = torch.stack([half(ids[i : i + 1, : n + 1])[0, -1].float() for i, n in enumerate(LENGTHS)])
     cache = SlotCache(half.config, 5, 40, dtype=torch.bfloat16)
     found = make_step(half, cache, compiled=True)(*fed(half, cache, ids, LENGTHS), 40)

@@ -43,9 +43,8 @@ void tile(const T* x, const T* w, const float* bias, float* out, int64_t inputs,
     typename S::Part weights[OUTPUTS];
     for (int n = 0; n < OUTPUTS; ++n) {
       weights[n] = S::load(w + n * inputs + k);
-      // The next tile's, in the order of their addresses: a processor follows one long stream by itself, but not several
-      // short ones.
-      if constexpr (OUTPUTS > 1) __builtin_prefetch(w + OUTPUTS * (inputs + k) + n * S::length);
+      // A page beyond the next tile's, in the order of addresses: a processor follows one stream by itself, but not four.
+      if constexpr (OUTPUTS > 1) __builtin_prefetch(w + OUTPUTS * (inputs + k) + n * S::length + 4096 / sizeof(T));
     }
     for (int r = 0; r < ROWS; ++r) {
       const auto values = S::load(x + r * inputs + k);
@@ -89,9 +88,7 @@ void multiply_dense(const T* x, int64_t rows, const Targets& targets, int64_t pa
     int64_t n = std::clamp<int64_t>(begin - first, 0, own) * TASK;
     const int64_t stop = std::min(m.outputs, std::clamp<int64_t>(end - first, 0, own) * TASK);
     first += own;
-    // while reading is all that takes time, one output after the other reads a matrix from end to end
-    if (rows >= 4)
-      for (; n + TOGETHER <= stop; n += TOGETHER) all_rows<T, TOGETHER>(x, m, n, out, rows);
+    for (; n + TOGETHER <= stop; n += TOGETHER) all_rows<T, TOGETHER>(x, m, n, out, rows);
     for (; n < stop; ++n) all_rows<T, 1>(x, m, n, out, rows);
   }
 }
@@ -101,14 +98,21 @@ void multiply_rounded_share(const RoundedRows& x, int64_t rows, const Targets& t
     multiply(x, rows, m, out, m.rounded.panels * part / parts, m.rounded.panels * (part + 1) / parts);
 }
 
-template <typename T>
-inline float dot(const float* a, const T* b, int64_t length) {
-  Lanes sum = {};
+// The products of q by four keys or fewer, from scores on.
+template <int COUNT, typename T>
+void score(const T* q, const T* keys, int64_t head, float* scores) {
+  using S = Step<T>;
+  Lanes sums[4] = {};
   int64_t i = 0;
-  for (; i + WIDTH <= length; i += WIDTH) sum += read(a + i) * read(b + i);
-  float r = total(sum);
-  for (; i < length; ++i) r += a[i] * widen(b[i]);
-  return r;
+  for (; i + S::length <= head; i += S::length) {
+    const auto query = S::load(q + i);
+    for (int s = 0; s < COUNT; ++s) S::add(sums[s], query, S::load(keys + s * head + i));
+  }
+  const Four found = totals(sums);
+  for (int s = 0; s < COUNT; ++s) {
+    scores[s] = found[s];
+    for (int64_t rest = i; rest < head; ++rest) scores[s] += widen(q[rest]) * widen(keys[s * head + rest]);
+  }
 }
 
 // The numbers of PARTS times sixteen columns, each a sum over `count` rows of values, weighted.
@@ -122,15 +126,20 @@ void mix(const float* weights, const T* values, int64_t count, int64_t head, flo
 
 // One head's attention over `count` keys: q is scaled; out gets the mixture. scores is room to work in.
 template <typename T>
-void attend_one(const float* q, const T* keys, const T* values, float* out, int64_t count, int64_t head, float* scores) {
-  for (int64_t s = 0; s < count; ++s) scores[s] = dot(q, keys + s * head, head);
+void attend_one(const T* q, const T* keys, const T* values, float* out, int64_t count, int64_t head, float* scores) {
+  int64_t s = 0, i = 0;
+  for (; s + 4 <= count; s += 4) {
+    // meanwhile their values come nearer, which are asked for next
+    for (int64_t line = 0; line < 4 * head; line += 64 / sizeof(T)) __builtin_prefetch(values + s * head + line);
+    score<4>(q, keys + s * head, head, scores + s);
+  }
+  for (; s < count; ++s) score<1>(q, keys + s * head, head, scores + s);
   const float sum = softmax_parts(scores, count);
-  int64_t i = 0;
   for (; i + 4 * WIDTH <= head; i += 4 * WIDTH) mix<4>(scores, values + i, count, head, out + i);
   for (; i + WIDTH <= head; i += WIDTH) mix<1>(scores, values + i, count, head, out + i);
   for (; i < head; ++i) {
     out[i] = 0;
-    for (int64_t s = 0; s < count; ++s) out[i] += scores[s] * widen(values[s * head + i]);
+    for (s = 0; s < count; ++s) out[i] += scores[s] * widen(values[s * head + i]);
   }
   for (i = 0; i < head; ++i) out[i] /= sum;
 }
@@ -141,6 +150,8 @@ void attend(const Decoder& d, const Layer& l, const float* q, const float* k, co
             const int64_t* slots, const int64_t* places, Floats& room, float* out, int64_t part, int64_t parts) {
   const int64_t shared = d.heads / d.groups, head = d.head;
   const float scale = 1.0f / std::sqrt(float(head));
+  static thread_local std::vector<T, Aligned<T>> asked;  // a query in the keys' type, in which they are multiplied
+  asked.resize(head);
   room.resize(2 * head + d.capacity + WIDTH);
   float *plain = room.data(), *query = plain + head, *scores = query + head;
   for (int64_t pair = part; pair < rows * d.groups; pair += parts) {
@@ -152,8 +163,8 @@ void attend(const Decoder& d, const Layer& l, const float* q, const float* k, co
     for (int64_t i = 0; i < head; ++i) put(value + place * head + i, v[pair * head + i]);
     for (int64_t n = r * d.heads + g * shared; n < r * d.heads + (g + 1) * shared; ++n) {
       turn(d, q + n * head, l.q_gain, place, plain, query);
-      for (int64_t i = 0; i < head; ++i) query[i] *= scale;
-      attend_one<T>(query, key, value, out + n * head, place + 1, head, scores);
+      for (int64_t i = 0; i < head; ++i) put(&asked[i], query[i] * scale);
+      attend_one<T>(asked.data(), key, value, out + n * head, place + 1, head, scores);
     }
   }
 }

@@ -80,6 +80,21 @@ inline float total(const Lanes& sum) {
   return (four[0] + four[2]) + (four[1] + four[3]);
 }
 
+// The totals of four, side by side, each the same bits as alone.
+inline Four totals(const Lanes* sums) {
+#if defined(__clang__) || __GNUC__ >= 12
+  Four part[4];
+  for (int i = 0; i < 4; ++i) part[i] = folded<Four>(folded<Eight>(sums[i]));
+  auto paired = [](const Four& a, const Four& b) {  // 0 + 2 of both, then 1 + 3
+    return __builtin_shufflevector(a, b, 0, 4, 1, 5) + __builtin_shufflevector(a, b, 2, 6, 3, 7);
+  };
+  const Four first = paired(part[0], part[1]), second = paired(part[2], part[3]);
+  return __builtin_shufflevector(first, second, 0, 1, 4, 5) + __builtin_shufflevector(first, second, 2, 3, 6, 7);
+#else
+  return Four{total(sums[0]), total(sums[1]), total(sums[2]), total(sums[3])};
+#endif
+}
+
 // x / rms(x) * gain.
 inline void normalize(const float* x, const float* gain, float* out, int64_t width, float eps) {
   Lanes squares = {};
