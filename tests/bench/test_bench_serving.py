@@ -116,7 +116,8 @@ def test_what_cannot_be_measured_is_refused_before_any_server_starts(checkpoint,
         (["--prompt", "0"], "above 0"),
         (["--rate", "inf"], "--rate inf"),
         (["--tokens", ","], "--tokens ,"),
-        (["--gguf", "q8_0"], "needs --against"),
+        (["--gguf", "q8_0"], "need --against"),
+        (["--peer-plain-attention"], "need --against"),
     ],
 )
 def test_a_faulty_option_is_the_users_to_mend(checkpoint, options, word):
@@ -163,11 +164,16 @@ def test_both_servers_answer_the_same_requests_in_full(checkpoint, tmp_path):
     rounded = _rounded(load_checkpoint(checkpoint), "int8", tmp_path)
     write_manifest(rounded)
     loads = [Load(4), Load(rate=30.0)]
-    found = bench_serving(rounded, loads=loads, mix=Mix((20, 60), (8,)), llama=True, requests=12, rounds=2)
-    names = ["modicum int8, 4 users", "llama.cpp q8_0, 4 users"]
-    assert [one.name for one in found.rows] == names + [name.replace("4 users", "30 requests/s") for name in names]
+    mix = Mix((20, 60), (8,))
+    found = bench_serving(rounded, loads=loads, mix=mix, llama=True, plain_attention=True, requests=12, rounds=1)
+    names = [
+        f"{system}, {load}"
+        for load in ("4 users", "30 requests/s")
+        for system in ("modicum int8", "llama.cpp q8_0", "llama.cpp q8_0 plain attention")
+    ]
+    assert [one.name for one in found.rows] == names
     for one in found.rows:
-        assert (one.requests, one.errors, one.faults) == (24, 0, {})
+        assert (one.requests, one.errors, one.faults) == (12, 0, {})
         assert one.low <= one.tokens_per_s <= one.high
         assert one.peak_rss_mb > 10
-    assert found.ratios["tokens_per_s"].keys() == {names[1], names[1].replace("4 users", "30 requests/s")}
+    assert found.ratios["tokens_per_s"].keys() == {name for name in names if name.startswith("llama.cpp")}

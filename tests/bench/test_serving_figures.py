@@ -36,8 +36,15 @@ def test_what_failed_is_counted_by_its_cause_and_measured_in_nothing_else():
     }
 
 
+def test_an_answer_without_text_has_tokens_and_no_times():
+    found = figures([answered(0.0, 1.0, 2.0), Answered(0.0, [], 4.0, tokens=6)])
+    assert (found["tokens_per_s"], found["tokens_per_piece"]) == (8 / 4, 8 / 2)
+    assert (found["first_token_p99_ms"], found["between_tokens_p99_ms"]) == (1000, 1000)
+    assert found["errors"] == 0
+
+
 def test_where_nothing_can_be_measured_the_cause_is_told():
     with pytest.raises(UserError, match="no request was answered: no luck"):
         figures([answered(0.0, fault="no luck")])
-    with pytest.raises(UserError, match="in one piece"):
+    with pytest.raises(UserError, match="no answer came in several pieces"):
         figures([answered(0.0, 1.0)])

@@ -99,6 +99,7 @@ def bench_serving(
     mix: Mix | None = None,
     llama: bool = False,
     gguf: Quant | None = None,
+    plain_attention: bool = False,
     requests: int | None = None,
     rounds: int = 3,
     seed: int = 0,
@@ -107,9 +108,11 @@ def bench_serving(
 ) -> ServeBench:
     """`modicum serve` under each load, and beside it, with llama, llama.cpp's server on a GGUF file of the checkpoint.
 
-    gguf: its number type; without it that which is nearest to the checkpoint's own. requests: of one turn; without it
-    what the load takes. Each turn starts a server of its own, with the same threads, context and slots. limit_s: of one
-    turn's load. Raises UserError when requests do not fit the context, a package is missing, or a server ends.
+    gguf: its number type; without it that which is nearest to the checkpoint's own. plain_attention: measure llama.cpp
+    with it too, which answers faster after long prompts on some processors, and reads them slower. requests: of one
+    turn; without it what the load takes. Each turn starts a server of its own, with the same threads, context and
+    slots. limit_s: of one turn's load. Raises UserError when requests do not fit the context, a package is missing, or
+    a server ends.
     """
     mix = mix or Mix()
     loaded = load_checkpoint(checkpoint)
@@ -125,9 +128,12 @@ def bench_serving(
             asked = draw_requests(count, mix, ids, start=tokenizer.bos_id, seed=seed, rate=load.rate)
             short = Mix(mix.prompt, (min(_WARM_TOKENS, *mix.answer),))
             warm = draw_requests(slots, short, ids, start=tokenizer.bos_id, seed=seed + 1)
-            commands = {("modicum", _stored(loaded)): _ours(checkpoint, slots, count)}
+            commands: dict[tuple[str, str], list[str]] = {("modicum", _stored(loaded)): _ours(checkpoint, slots, count)}
             if file is not None:
-                commands["llama.cpp", kind] = _theirs(file, slots, config.max_position_embeddings, threads, load)
+                theirs = _theirs(file, slots, config.max_position_embeddings, threads, load)
+                commands["llama.cpp", kind] = [*theirs, "-1"]
+                if plain_attention:
+                    commands["llama.cpp", f"{kind} plain attention"] = [*theirs, "0"]
             shared = {
                 "threads": threads,
                 "ends": loaded.stop_ids,

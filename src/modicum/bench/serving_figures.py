@@ -15,7 +15,8 @@ def figures(answers: Sequence[Answered]) -> dict[str, Any]:
     """One turn's: tokens a second of all answers together, from the first request to the last answer's end; percentiles
     of the time to the first piece and of the time between pieces, in ms; how many failed, and by what.
 
-    Only whole answers count. Raises UserError when there is none, or none came in pieces.
+    Only whole answers count, and for times only those with text. Raises UserError when there is none, or none came in
+    pieces.
     """
     whole = [answer for answer in answers if answer.fault is None]
     faults = Counter(answer.fault for answer in answers if answer.fault is not None)
@@ -23,7 +24,7 @@ def figures(answers: Sequence[Answered]) -> dict[str, Any]:
         raise UserError(f"no request was answered: {faults.most_common(1)[0][0]}")
     gaps = [after - before for answer in whole for before, after in pairwise(answer.pieces)]
     if not gaps:
-        raise UserError("every answer came in one piece; ask for longer ones")
+        raise UserError("no answer came in several pieces of text; ask for longer ones")
     seconds = max(answer.ended for answer in answers) - min(answer.due for answer in answers)
     tokens = sum(answer.tokens for answer in whole)
     return {
@@ -31,7 +32,7 @@ def figures(answers: Sequence[Answered]) -> dict[str, Any]:
         "errors": faults.total(),
         "faults": dict(faults),
         "tokens_per_s": tokens / seconds,
-        **_percentiles("first_token", [answer.pieces[0] - answer.due for answer in whole]),
+        **_percentiles("first_token", [answer.pieces[0] - answer.due for answer in whole if answer.pieces]),
         **_percentiles("between_tokens", gaps),
         "tokens_per_piece": tokens / sum(len(answer.pieces) for answer in whole),
     }

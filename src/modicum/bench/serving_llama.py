@@ -1,10 +1,11 @@
 """A program of its own: llama.cpp's HTTP server for one GGUF file, until it is killed.
 
-    python -P serving_llama.py MODEL SLOTS CONTEXT THREADS CONNECTIONS
+    python -P serving_llama.py MODEL SLOTS CONTEXT THREADS CONNECTIONS FLASH
 
-CONTEXT: tokens of a slot. Set otherwise than by default: the processor alone; a thread for each of CONNECTIONS; only
-warnings in the log; no second cache, into which every prompt that leaves its slot would be copied: that takes time and
-memory, and serves a prompt that comes back. Says where it listens on standard error. Imports nothing of ours.
+CONTEXT: tokens of a slot. FLASH: 0 for plain attention, -1 for what llama.cpp chooses. Set otherwise than by default:
+the processor alone; a thread for each of CONNECTIONS; only warnings in the log; no second cache, into which each prompt
+that leaves its slot would be copied: that takes time and memory, and serves a prompt that comes back. Says where it
+listens on standard error. Imports nothing of ours.
 """
 
 import signal
@@ -13,7 +14,7 @@ from importlib import import_module
 from typing import Any
 
 
-def main(model: str, slots: int, context: int, threads: int, connections: int) -> None:
+def main(model: str, slots: int, context: int, threads: int, connections: int, flash: int) -> None:
     """Serve until killed. llama.cpp raises where the file cannot be served."""
     llama: Any = import_module("xllamacpp")
     settings = llama.CommonParams()
@@ -25,6 +26,7 @@ def main(model: str, slots: int, context: int, threads: int, connections: int) -
     settings.cpuparams.n_threads = threads
     settings.cpuparams_batch.n_threads = threads
     settings.n_threads_http = connections
+    settings.flash_attn_type = flash
     settings.cache_ram_mib = 0
     settings.verbosity = 2
     settings.hostnames = ["127.0.0.1"]

@@ -44,6 +44,9 @@ def serve(
     gguf: Annotated[
         GgufName | None, typer.Option(help="The number type of the peer's file. Default: the checkpoint's nearest.")
     ] = None,
+    peer_plain_attention: Annotated[
+        bool, typer.Option("--peer-plain-attention", help="Measure the peer with plain attention too.")
+    ] = False,
     users: Annotated[
         str | None,
         typer.Option(metavar="N,...", help="Users who ask again when answered. Default: 1,4,16,64, unless --rate."),
@@ -76,8 +79,8 @@ def serve(
     from modicum.cli.progress import TerminalListener
     from modicum.store import UserError
 
-    if against is None and gguf is not None:
-        raise UserError("--gguf: needs --against, which says who the peer is")
+    if against is None and (gguf is not None or peer_plain_attention):
+        raise UserError("--gguf, --peer-plain-attention: need --against, which says who the peer is")
     closed = _whole("--users", users) if users else [] if rate else list(USERS)
     loads = [Load(users=number) for number in closed] + [Load(rate=number) for number in _numbers("--rate", rate or "")]
     with TerminalListener() as listener:
@@ -87,6 +90,7 @@ def serve(
             mix=Mix(_whole("--prompt", prompt), _whole("--tokens", tokens), shared_prefix),
             llama=against is not None,
             gguf=None if gguf is None else gguf.value,
+            plain_attention=peer_plain_attention,
             requests=requests,
             rounds=rounds,
             seed=seed,
