@@ -1,7 +1,7 @@
 // Threads that help the one that calls, all of them on one piece of work at a time.
 //
-// They wait for each other some thirty times a millisecond and are called again as soon as a token is chosen: too often to
-// go to sleep, which is what OpenMP's threads do at once where more threads than processors exist, be they idle, and an
+// They wait for each other some thirty times a token and are called again as soon as it is chosen: too often to go to
+// sleep, which is what OpenMP's threads do at once where more threads than processors exist, be they idle, and an
 // engine's thread beside the main one is such a case. To wake one takes longer than to choose the token.
 #pragma once
 
@@ -74,7 +74,7 @@ class Crew {
         const auto& here = flags[part * HOPS + hop].meeting;
         for (int spins = 0; here.load(std::memory_order_acquire) < now; ++spins) {
           relax();
-          // Half a millisecond: another program has the processor of the last one. Sooner, it would get this one as well.
+          // half a millisecond: another program has the processor of the last one; sooner, it would get this one too
           if (spins > 50000) std::this_thread::yield();
         }
       }

@@ -43,7 +43,7 @@ void tile(const T* x, const T* w, const float* bias, float* out, int64_t inputs,
     typename S::Part weights[OUTPUTS];
     for (int n = 0; n < OUTPUTS; ++n) {
       weights[n] = S::load(w + n * inputs + k);
-      // A page beyond the next tile's, in the order of addresses: a processor follows one stream by itself, but not four.
+      // a page beyond the next tile's, in the order of addresses: a processor follows one stream by itself, not four
       if constexpr (OUTPUTS > 1) __builtin_prefetch(w + OUTPUTS * (inputs + k) + n * S::length + 4096 / sizeof(T));
     }
     for (int r = 0; r < ROWS; ++r) {
@@ -196,7 +196,8 @@ Tensor decode_step(const Tensor& plan, const Tensor& ids, const Tensor& slots, c
   const Decoder& d = decoder_of(plan);
   const int64_t rows = ids.size(0), width = d.width, inner = d.inner, groups = d.groups * d.head;
   const auto* id = static_cast<const int64_t*>(ids.data_ptr());
-  const auto *slot = static_cast<const int64_t*>(slots.data_ptr()), *place = static_cast<const int64_t*>(places.data_ptr());
+  const auto* slot = static_cast<const int64_t*>(slots.data_ptr());
+  const auto* place = static_cast<const int64_t*>(places.data_ptr());
   check_ids(d, id, rows);
   for (int64_t r = 0; r < rows; ++r)
     STD_TORCH_CHECK(0 <= slot[r] && slot[r] < d.slots && 0 <= place[r] && place[r] < d.capacity, "no such place");

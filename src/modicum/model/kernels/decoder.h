@@ -1,7 +1,7 @@
-// A decoder as the kernels have it: where its weights and its layers' keys and values lie, and what each row goes through.
+// A decoder as the kernels have it: where its weights, keys and values lie, and what each row goes through.
 //
-// Weights lie as PyTorch has them, in float32 or bfloat16, or rounded as in quantized_linear.cpp; what flows between them
-// is float32.
+// Weights lie as PyTorch has them, in float32 or bfloat16, or rounded as in quantized_linear.cpp; what flows between
+// them is float32.
 #pragma once
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>

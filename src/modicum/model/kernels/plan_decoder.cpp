@@ -3,11 +3,11 @@
 
 // The plan is a Decoder and its layers, as bytes, and holds addresses: what it was made of must outlive it.
 //
-// weights: for each layer two gains, two of queries and keys (empty: none), and seven matrices in the order of q, k, v, o,
-// gate, up, down; then the last gain, the head and the embedding. A matrix is three tensors: its values, scales where it
-// is rounded, and its bias, either empty where there is none. Gains and biases are float32. bits: 0 for each full matrix.
-// sizes: hidden, heads, groups, head, intermediate, vocabulary, interleaved. keys, values: of each layer (slots, groups,
-// capacity, head). cos, sin: (capacity, head) float32, of each place.
+// weights: for each layer two gains, two of queries and keys (empty: none), and seven matrices in the order of q, k, v,
+// o, gate, up, down; then the last gain, the head and the embedding. A matrix is three tensors: its values, its scales
+// where it is rounded, and its bias, either empty where there is none. Gains and biases are float32.
+// bits: 0 for each full matrix. sizes: hidden, heads, groups, head, intermediate, vocabulary, interleaved.
+// keys, values: of each layer (slots, groups, capacity, head). cos, sin: (capacity, head) float32, of each place.
 Tensor plan_decoder(std::vector<Tensor> weights, std::vector<int64_t> bits, std::vector<int64_t> sizes, double eps,
                     std::vector<Tensor> keys, std::vector<Tensor> values, const Tensor& cos, const Tensor& sin) {
   Decoder d{};

@@ -138,9 +138,6 @@ void tile(const Product& p, int64_t row, int64_t panel) {
     for (int c = 0; c < BYTES / 64; ++c) {
       for (int n = 0; n < PANELS; ++n) {
         const auto w = weights8(p.packed + ((panel + n) * p.blocks + b) * BYTES + c * 64);
-        // the next two, in the order of their addresses, which alternate here
-        if constexpr (PANELS > 1)
-          __builtin_prefetch(p.packed + ((panel + PANELS) * p.blocks + PANELS * b) * BYTES + (PANELS * c + n) * 64);
         if constexpr (BITS == 8) {
           for (int r = 0; r < ROWS; ++r) dots[r][n] = dot(dots[r][n], w, values[r] + 4 * c);
         } else {

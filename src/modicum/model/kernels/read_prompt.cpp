@@ -27,8 +27,8 @@ void tile(const float* a, int64_t stride, const float* b, int64_t depth, float* 
   }
 }
 
-// One group's keys and values up to `count`, as tile reads them: panels of 32 keys, (head, 32) each, and of 32 numbers of
-// the values, (count, 32) each; zeros fill the last ones up.
+// One group's keys and values up to `count`, as tile reads them: panels of 32 keys, (head, 32) each, and of 32 numbers
+// of the values, (count, 32) each; zeros fill the last ones up.
 template <typename T>
 void lay_out(const T* keys, const T* values, int64_t count, int64_t head, Floats& k, Floats& v) {
   const int64_t key_panels = (count + COLUMNS - 1) / COLUMNS, value_panels = (head + COLUMNS - 1) / COLUMNS;
@@ -63,7 +63,8 @@ void attend_rows(const float* q, int64_t stride, const Floats& k, const Floats& 
   for (int64_t i = 0; i < head; i += COLUMNS) {
     tile<COUNT>(scores, room, &v[i * count], last, mixed, COLUMNS);
     for (int r = 0; r < COUNT; ++r)
-      for (int64_t j = i; j < std::min(head, i + COLUMNS); ++j) out[r * stride + j] = mixed[r * COLUMNS + j - i] / sums[r];
+      for (int64_t j = 0; j < std::min(COLUMNS, head - i); ++j)
+        out[r * stride + i + j] = mixed[r * COLUMNS + j] / sums[r];
   }
 }
 
@@ -164,8 +165,8 @@ void after_attention(const Decoder& d, const Layer& l, const float* mixed, int64
 
 }  // namespace
 
-// What the head reads, (1, hidden) float32, after the last of T tokens (T,) int64, that come after the first `start` of a
-// slot. Their keys and values are put into the cache.
+// What the head reads, (1, hidden) float32, after the last of T tokens (T,) int64, that come after the first `start` of
+// a slot. Their keys and values are put into the cache.
 Tensor read_prompt(const Tensor& plan, const Tensor& ids, int64_t slot, int64_t start) {
   const Decoder& d = decoder_of(plan);
   const int64_t rows = ids.size(0), width = d.width;

@@ -68,7 +68,7 @@ int64_t draw(const float* x, int64_t length, const Settings& s, Floats& parts, s
   const float least = std::max(float(s.min_p), std::numeric_limits<float>::min());
   double all = 0, reached = 0;
   for (int64_t i = 0; i < length; ++i) all += parts[i] >= least ? parts[i] : 0;
-  // a uniform number is at most 1 - 2**-53, so the product rounds to less than all of them: some place always exceeds it
+  // a uniform number is at most 1 - 2**-53, so the product rounds to less than all of them: some place exceeds it
   const double target = s.uniform * all;
   for (int64_t i = 0; i < length; ++i) {
     reached += parts[i] >= least ? parts[i] : 0;
@@ -80,8 +80,8 @@ int64_t draw(const float* x, int64_t length, const Settings& s, Floats& parts, s
 }  // namespace
 
 // Ids (R,) int64 of logits (R, V) float32. settings: (R, 5) float64, of each row its temperature (0: the first of the
-// largest), top_k, top_p, min_p and a number in [0, 1) to draw by; they mean what SamplingParams says of them. A row that
-// is not finite gets any id.
+// largest), top_k, top_p, min_p and a number in [0, 1) to draw by; they mean what SamplingParams says of them. A row
+// that is not finite gets any id.
 torch::stable::Tensor sample(const torch::stable::Tensor& given, const torch::stable::Tensor& settings) {
   const auto logits = torch::stable::contiguous(given), rules = torch::stable::contiguous(settings);
   const int64_t rows = logits.size(0), length = logits.size(1);
