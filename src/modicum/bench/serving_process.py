@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
+from typing import IO
 
 from modicum.store import UserError, peak_memory_bytes
 
@@ -26,7 +26,7 @@ class Running:
     process: subprocess.Popen[bytes]
     host: str
     ready_s: float
-    log: Path
+    log: IO[bytes]
 
     @property
     def peak_bytes(self) -> int:
@@ -49,13 +49,11 @@ def running(command: Sequence[str], *, threads: int, start_seconds: float = _STA
     """
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     environment.pop("MODICUM_API_KEY", None)  # the requests have none
-    with tempfile.TemporaryDirectory(prefix="modicum-") as place:
-        log = Path(place) / "log"
+    with tempfile.TemporaryFile() as log:  # it has no name, so that nothing of it stays if we are killed
         begun = time.perf_counter()
-        with log.open("wb") as said:
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT, env=environment
-            )
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment
+        )
         threading.Thread(target=_end_with_parent, args=(os.getppid(), process), daemon=True).start()
         try:
             host = _wait_until_ready(process, log, begun + start_seconds)
@@ -74,12 +72,12 @@ def _end_with_parent(parent: int, process: subprocess.Popen[bytes]) -> None:
         time.sleep(0.5)
 
 
-def _wait_until_ready(process: subprocess.Popen[bytes], log: Path, until: float) -> str:
+def _wait_until_ready(process: subprocess.Popen[bytes], log: IO[bytes], until: float) -> str:
     host = None
     while time.perf_counter() < until:
         _check(process, log)
         if host is None:
-            found = _ADDRESS.search(log.read_text("utf-8", "replace"))
+            found = _ADDRESS.search(_text(log))
             host = found and found[1]
         elif _is_ready(host):
             return host
@@ -98,7 +96,7 @@ def _is_ready(host: str) -> bool:
         connection.close()
 
 
-def _check(process: subprocess.Popen[bytes], log: Path) -> None:
+def _check(process: subprocess.Popen[bytes], log: IO[bytes]) -> None:
     status = process.poll()
     if status is None:
         return
@@ -107,6 +105,11 @@ def _check(process: subprocess.Popen[bytes], log: Path) -> None:
     raise UserError(f"the server ended {how}{hint}; it said: {_last_words(log)}")
 
 
-def _last_words(log: Path) -> str:
-    lines = [line.strip() for line in log.read_text("utf-8", "replace").splitlines() if line.strip()]
+def _last_words(log: IO[bytes]) -> str:
+    lines = [line.strip() for line in _text(log).splitlines() if line.strip()]
     return " | ".join(line[:300] for line in lines[-3:]) or "nothing"
+
+
+def _text(log: IO[bytes]) -> str:
+    """All of it, read beside the place where the server writes, which it has in common with us."""
+    return os.pread(log.fileno(), os.fstat(log.fileno()).st_size, 0).decode("utf-8", "replace")
