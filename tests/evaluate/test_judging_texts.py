@@ -9,7 +9,7 @@ import zstandard
 from modicum.checkpoint import load_checkpoint, save_checkpoint
 from modicum.evaluate.beside import judged
 from modicum.evaluate.texts import Texts, judging_texts, run_of
-from modicum.store import UserError
+from modicum.store import Stage, UserError, hash_file, hash_json
 
 LINES = [f"Fact {number}: a port is a number, and a number names a service of this machine." for number in range(60)]
 
@@ -42,7 +42,23 @@ def run(saved, tmp_path):
     ]
     packed = zstandard.compress("\n".join(map(json.dumps, documents)).encode())
     (heldout / "s.jsonl.zst").write_bytes(packed)
+    _finish(tmp_path / "mine")
     return checkpoint
+
+
+def _finish(run):
+    """Manifests that say of each stage what it was made from."""
+    for place in ("corpus/text", "shards/train", "shards/heldout", "pretrain/checkpoints/last"):
+        (run / place).mkdir(parents=True, exist_ok=True)
+        (run / place / "manifest.json").write_text(json.dumps({"files": place}))
+    hashes = {split: hash_file(run / "shards" / split / "manifest.json") for split in ("train", "heldout")}
+    for stage, inputs in {
+        "shards": {"corpus": hash_file(run / "corpus" / "text" / "manifest.json")},
+        "pretrain": {"shards": hash_json(hashes)},
+        "sft": {"base": hash_file(run / "pretrain" / "checkpoints" / "last" / "manifest.json")},
+    }.items():
+        with Stage(run / stage).record(inputs, code_version="1", seed=0, device=lambda: "cpu"):
+            pass
 
 
 def texts_of(tokenizer, found):
@@ -55,6 +71,32 @@ def test_the_held_out_text_of_its_run_judges_a_checkpoint(run, tokenizer):
     assert len(found.rows) == 8
     assert all(any(line.startswith(text) for line in LINES) for text in texts_of(tokenizer, found))
     assert {int(row[0]) for row in found.rows} == {tokenizer.bos_id}
+
+
+@pytest.mark.parametrize("stage", ["pretrain", "sft"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        "corpus/text/manifest.json", "shards/train/manifest.json", "shards/heldout/manifest.json",
+        "pretrain/checkpoints/last/manifest.json", "shards/manifest.json", "pretrain/manifest.json",
+        "sft/manifest.json",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("gone", [True, False])
+def test_text_that_may_have_been_trained_on_is_not_called_held_out(stage, place, gone, run, saved, tmp_path):
+    checkpoint = run if stage == "pretrain" else saved(tmp_path / "mine" / "sft" / "checkpoints")
+    assert judging_texts(checkpoint, texts=5, tokens=20).source == "held-out text of mine"
+    if gone:
+        (tmp_path / "mine" / place).unlink()
+    else:
+        (tmp_path / "mine" / place).write_text("{}")
+    found = judging_texts(checkpoint, texts=5, tokens=20)
+    after_the_base = place.startswith(("pretrain/checkpoints", "sft"))
+    if stage == "pretrain" and after_the_base:
+        assert found.source == "held-out text of mine"
+    else:
+        assert found.source.startswith("the model's own texts, for it may have been trained on the held-out text that")
+        assert {len(row) for row in found.rows} == {20}
 
 
 def test_what_the_user_names_goes_before_it(run, tokenizer, tmp_path):
@@ -77,7 +119,7 @@ def test_without_a_run_or_held_out_text_the_model_writes_them(run, saved, tmp_pa
 
 
 def test_they_are_the_same_whatever_order_they_stand_in_and_none_counts_twice(run, tmp_path):
-    orders = [LINES, LINES[::-1], LINES + LINES]
+    orders = [LINES, LINES[::-1], LINES * 50]
     found = []
     for number, lines in enumerate(orders):
         file = tmp_path / f"{number}.jsonl"
@@ -98,7 +140,8 @@ def test_a_path_with_too_little_text_is_refused_and_one_that_is_not_there(run, t
         judging_texts(run, tmp_path / "short.txt", texts=5, tokens=20)
     with pytest.raises(UserError, match=r"--heldout .*none\.txt: no such file"):
         judging_texts(run, tmp_path / "none.txt", texts=5, tokens=20)
-    assert len(judging_texts(run, tmp_path / "short.txt", texts=1, tokens=20).rows) == 1  # as few as were asked for
+    with pytest.raises(UserError, match="too few"):  # as few as were asked for, and no more is known by them
+        judging_texts(run, tmp_path / "short.txt", texts=1, tokens=20)
 
 
 def test_a_run_is_known_by_its_recipe_two_folders_above(run, saved, tmp_path):

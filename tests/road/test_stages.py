@@ -4,6 +4,8 @@ import shutil
 
 import pytest
 
+from modicum.checkpoint import load_checkpoint
+from modicum.evaluate.texts import judging_texts
 from modicum.recipe import load_recipe
 from modicum.road.context import Road
 from modicum.road.measure import evaluate_inputs
@@ -82,6 +84,22 @@ def test_changed_text_is_prepared_anew_and_old_weights_are_not_mixed_with_it(tin
     assert notes.stages == ["corpus", "tokenizer", "shards", "pretrain"]
     _, notes = walk(path, start="pretrain", until="pretrain")
     assert notes.stages == ["pretrain"]
+
+
+@pytest.mark.parametrize("until", ["corpus", "shards"])
+def test_text_held_out_after_training_does_not_judge_what_was_trained_on_it(until, tiny):
+    path = tiny(sft=None)
+    road, _ = walk(path, until="pretrain")
+    base = load_checkpoint(road.run.checkpoints("pretrain") / "last")
+    assert judging_texts(base, texts=5, tokens=64).source == "held-out text of tiny"
+    walk(path, "corpus.heldout_fraction=0.4", until=until)
+    assert judging_texts(base, texts=5, tokens=64).source.startswith("the model's own texts, for it may have been")
+
+
+def test_a_chat_model_is_judged_by_the_held_out_text_of_its_base_model(tiny):
+    road, _ = walk(tiny(), until="sft")
+    chat = load_checkpoint(road.run.checkpoints("sft") / "last")
+    assert judging_texts(chat, texts=5, tokens=64).source == "held-out text of tiny"
 
 
 @pytest.mark.parametrize(
