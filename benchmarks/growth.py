@@ -52,7 +52,10 @@ def main() -> None:
 
 
 def measured(given: argparse.Namespace, times: int) -> dict[str, Any]:
-    """Seconds and peak memory of each stage, each in a process of its own, and the median speed of pretraining."""
+    """Seconds and peak memory of each stage, and the median speed of pretraining.
+
+    The stages before it share a process, so the peak of one holds those before it; pretraining has its own.
+    """
     with tempfile.TemporaryDirectory(prefix="modicum-growth-") as name:
         folder = Path(name)
         size = write_texts(given.texts, folder / "text.jsonl", round(given.megabytes * times * 1e6))

@@ -14,12 +14,14 @@ from modicum.road.fits import refuse_memory
 from modicum.road.memory import expected_memory, rows_to_try
 from modicum.road.plan import plan
 from modicum.road.planning import keep_plan
+from modicum.road.sizes import logits_bytes
 from modicum.road.stages import run
 from modicum.road.timing import training_plan
 from modicum.road.trial import Trial, synthetic_batch, try_updates
 from modicum.road.works import training_works
 from modicum.store import UserError
 from modicum.train import Wishes
+from modicum.train.loss import chunk_rows
 
 CONFIG = ModelConfig(vocab_size=512, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)
 
@@ -96,7 +98,8 @@ def test_a_smaller_trial_is_scaled_up_in_what_grows_with_rows(recipe):
     whole, half = expected_memory(CONFIG, work, trial()), expected_memory(CONFIG, work, trial(rows=2))
     assert whole.total == 900_000_000 + 100_000_000, "the trial, and what earlier stages leave in the process"
     assert whole.measured
-    assert half.activations == 2 * whole.activations
+    fewer = logits_bytes(CONFIG, chunk_rows(CONFIG.vocab_size, 2 * work.length), bytes_each=4)
+    assert half.activations == 2 * (whole.activations + whole.logits - fewer)
     assert (half.program, half.weights, half.logits) == (whole.program, whole.weights, whole.logits)
 
 
@@ -211,7 +214,7 @@ def test_equal_stages_share_one_trial_and_others_do_not(recipe, monkeypatch):
     plan(recipe)
     assert asked == [(4, 128), (4, 256)]
     asked.clear()
-    same = recipe.sft.model_copy(update={"sequence_length": 128})
+    same = recipe.sft.model_copy(update={"sequence_length": 128, "optimizer": recipe.pretrain.optimizer})
     found = plan(recipe.model_copy(update={"sft": same}))
     assert asked == [(4, 128)]
     assert found.seconds == pytest.approx(sum(stage.seconds for stage in found.stages))

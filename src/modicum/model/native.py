@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from modicum.store import processor_flags, processor_name
+from modicum.store import cache_folder, processor_flags, processor_name
 
 SOURCES = sorted(Path(__file__).with_name("kernels").glob("*.*"))
 _LIMIT_SECONDS = 300
@@ -56,8 +56,7 @@ def _place(command: list[str]) -> Path:
     texts = (source.read_text("utf-8") for source in SOURCES)
     parts = (*texts, *command, torch.__version__, processor_name(), *sorted(processor_flags()))
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "modicum" / f"kernels-{digest}.so"
+    return cache_folder() / f"kernels-{digest}.so"
 
 
 def _build(command: list[str], library: Path) -> str | None:

@@ -48,7 +48,8 @@ def expected_memory(config: ModelConfig, work: TrainingWork, trial: Trial | None
         on_device = trial.device_bytes > 0
         program = 0 if on_device else trial.program_bytes
         peak = trial.device_bytes if on_device else trial.peak_bytes
-        activations = max(0, peak - program - fixed) * work.rows // trial.rows
+        tried = logits_bytes(config, chunk_rows(config.vocab_size, trial.rows * trial.length), bytes_each=4)
+        activations = max(0, peak - program - (fixed - logits + tried)) * work.rows // trial.rows
         program += 0 if on_device else _EARLIER
     return Memory(
         work.stage, program, state.weights, state.gradients, state.optimizer, logits, activations, trial is not None

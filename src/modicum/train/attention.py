@@ -3,27 +3,27 @@
 A run keeps what was chosen, since another kernel gives other last bits (train/machine.py).
 """
 
+import hashlib
 import json
-import time
+import os
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from math import isfinite
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
-from modicum.model import ModelConfig
-from modicum.model.mask import Visibility
-from modicum.model.scores import attend_blocks, attend_sdpa
-from modicum.store import cache_folder, processor_name, write_json
-from modicum.train.compiler import compile_errors
+from modicum.model import ModelConfig, scores
+from modicum.store import cache_folder, processor_flags, processor_name
+from modicum.train import attention_child
+from modicum.train.attention_child import KERNEL, candidates
 
-KERNEL = 0  # in place of a number of queries: PyTorch's own kernel
 USUAL_BLOCK = 128  # won for most shapes where it was measured (docs/training-notes.md), and taken where nothing was
-_CANDIDATES = (KERNEL, 128, 256)  # 64 ties with 128, and takes two to three times as long to compile
-_ROUNDS = 5
-_TOKENS = 4096  # at once, in rows
-_DOCUMENTS = 5  # in a row, as packed text has them
+_WORTH = 0.95  # of the usual block's time: what is not clearly faster is noise
+_LIMIT_SECONDS = 600
 
 
 @dataclass(frozen=True)
@@ -36,103 +36,86 @@ class AttentionShape:
     length: int
 
     @classmethod
-    def of(cls, config: ModelConfig, length: int) -> "AttentionShape":
-        """That of a model trained on rows of `length` tokens."""
+    def of(cls, config: ModelConfig, length: int) -> "AttentionShape | None":
+        """That of a model trained on rows of `length` tokens; None with dropout, which only PyTorch's kernel has."""
+        if config.attention_dropout:
+            return None
         return cls(config.num_attention_heads, config.num_key_value_heads, config.head_dim, length)
 
 
 def fastest_block(shape: AttentionShape, dtype: torch.dtype, threads: int, say: Callable[[str], None]) -> int:
     """Queries a block with which compiled attention, forward and backward, takes least time on this CPU; or KERNEL.
 
-    Some ten seconds the first time. Where compiling fails, or the cache cannot be written, `say` is told why.
+    Measured in a process of its own, so that this one's peak of memory is its own: half a minute the first time. Where
+    that fails, or the cache cannot be written, `say` is told why.
     """
-    if shape.length <= min(block for block in _CANDIDATES if block):
-        return KERNEL  # a single block is the whole square, which the kernel does without a compiler
-    path, name = cache_folder() / "attention.json", _name(shape, dtype, threads)
-    known = _known(path)
-    if name not in known:
+    blocks = candidates(shape.length)
+    if len(blocks) == 1:
+        return KERNEL
+    path = _place(shape, dtype, threads)
+    times = None if path is None else _known(path, blocks)
+    if times is None:
         say("measuring which attention is fastest here; later runs of this shape read it from the cache")
         try:
-            known[name] = _measured(shape, dtype, threads)
-        except compile_errors() as error:
-            say(f"attention was not measured ({type(error).__name__}); taking blocks of {USUAL_BLOCK} queries")
+            times = _measured(shape, dtype, threads)
+        except (RuntimeError, subprocess.TimeoutExpired) as error:
+            say(f"attention was not measured ({error}); taking blocks of {USUAL_BLOCK} queries")
             return USUAL_BLOCK
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(path, known)
-        except OSError as error:
-            say(f"{path}: {error.strerror}; what was measured is not kept for later runs")
-    times = known[name]
-    return int(min(times, key=lambda block: times[block]))
+        fault = "the cache has no place: XDG_CACHE_HOME names one" if path is None else _keep(path, times)
+        if fault is not None:
+            say(f"{fault}; what was measured is not kept for later runs")
+    best = min(times, key=times.__getitem__)
+    return best if times[best] < _WORTH * times[USUAL_BLOCK] else USUAL_BLOCK
 
 
-def _known(path: Path) -> dict[str, dict[str, float]]:
-    """What was measured before: seconds by block, by name. What cannot be read is measured again."""
+def _place(shape: AttentionShape, dtype: torch.dtype, threads: int) -> Path | None:
+    """The file for this shape, dtype, threads, machine and code; None for a user without a home."""
+    code = [Path(str(module.__file__)).read_text("utf-8") for module in (scores, attention_child)]
+    machine = [processor_name(), *sorted(processor_flags()), str(threads), torch.__version__]
+    digest = hashlib.sha256("\0".join([str(shape), str(dtype), *machine, *code]).encode()).hexdigest()[:16]
+    try:
+        return cache_folder() / f"attention-{digest}.json"
+    except RuntimeError:
+        return None
+
+
+def _known(path: Path, blocks: tuple[int, ...]) -> dict[int, float] | None:
+    """Seconds by block as they were measured before; None where the file is not there, or not whole."""
     try:
         found = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
-        return {}
-    names = {str(block) for block in _CANDIDATES}
-    whole = isinstance(found, dict) and all(isinstance(times, dict) and names >= set(times) for times in found.values())
-    return found if whole else {}
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict) or found.keys() != {str(block) for block in blocks}:
+        return None
+    numbers = all(type(value) is float and isfinite(value) and value > 0 for value in found.values())
+    return {block: found[str(block)] for block in blocks} if numbers else None
 
 
-def _name(shape: AttentionShape, dtype: torch.dtype, threads: int) -> str:
-    heads = f"{shape.heads}/{shape.groups} heads of {shape.width}"
-    machine = f"{processor_name()}, {threads} threads, torch {torch.__version__}"
-    return f"{machine}: {shape.length} tokens, {heads}, {dtype}"
-
-
-def _measured(shape: AttentionShape, dtype: torch.dtype, threads: int) -> dict[str, float]:
-    """The least seconds of each candidate, which take turns."""
-    passes = {str(block): _one_pass(shape, dtype, block) for block in _CANDIDATES if block < shape.length}
-    seconds: dict[str, list[float]] = {name: [] for name in passes}
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
+def _keep(path: Path, times: dict[int, float]) -> str | None:
+    """Write the file, whole or not at all, whoever else does so at this moment; what went wrong."""
     try:
-        for once in passes.values():  # compiles
-            once()
-        for _ in range(_ROUNDS):
-            for name, once in passes.items():
-                start = time.perf_counter()
-                once()
-                seconds[name].append(time.perf_counter() - start)
-    finally:
-        torch.set_num_threads(before)
-    return {name: min(found) for name, found in seconds.items()}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".tmp-") as folder:
+            made = Path(folder) / path.name
+            made.write_text(json.dumps(times), "utf-8")
+            os.replace(made, path)
+    except OSError as error:
+        return f"{path}: {error.strerror}"
+    return None
 
 
-def _one_pass(shape: AttentionShape, dtype: torch.dtype, block: int) -> Callable[[], None]:
-    """Forward and backward of one layer's attention over rows of several documents, on the CPU."""
-    generator = torch.Generator().manual_seed(0)
-
-    rows = max(1, _TOKENS // shape.length)
-
-    def random(heads: int) -> Tensor:
-        size = (rows, heads, shape.length, shape.width)
-        return torch.randn(size, generator=generator).to(dtype).requires_grad_()
-
-    q, k, v = random(shape.heads), random(shape.groups), random(shape.groups)
-    slope = torch.randn(q.shape, generator=generator).to(dtype)
-    places = torch.arange(shape.length).expand(rows, -1)
-    documents = (places // -(-shape.length // _DOCUMENTS)).int()
-    visibility = Visibility(0, shape.length, query_documents=documents, key_documents=documents)
-    if block == KERNEL:
-        mask = visibility.allowed(0, shape.length, q.device)
-
-        def out() -> Tensor:
-            return attend_sdpa(q, k, v, mask=mask)
-
-    else:
-        biases, seeing = visibility.biases(block, q.device)
-        compiled = torch.compile(attend_blocks, dynamic=False)
-
-        def out() -> Tensor:
-            found: Tensor = compiled(q, k, v, biases=biases, seeing=seeing, block=block)
-            return found
-
-    def once() -> None:
-        out().backward(slope)  # type: ignore[no-untyped-call]
-        q.grad = k.grad = v.grad = None
-
-    return once
+def _measured(shape: AttentionShape, dtype: torch.dtype, threads: int) -> dict[int, float]:
+    """The least seconds of each candidate. Raises RuntimeError with the last words of a process that failed."""
+    order = {"shape": asdict(shape), "dtype": str(dtype).removeprefix("torch."), "threads": threads}
+    done = subprocess.run(
+        [sys.executable, "-m", attention_child.__name__],
+        input=json.dumps(order),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=_LIMIT_SECONDS,
+    )
+    if done.returncode:
+        words = done.stderr.strip().splitlines()
+        raise RuntimeError(words[-1][:200] if words else f"status {done.returncode}")
+    return {int(block): seconds for block, seconds in json.loads(done.stdout.splitlines()[-1]).items()}
