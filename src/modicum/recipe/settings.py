@@ -241,9 +241,13 @@ class TrainSettings(Settings):
 
 
 class PretrainSettings(TrainSettings):
-    """steps counts optimizer updates; 0, where the model begins with a checkpoint, leaves it as it is."""
+    """steps counts optimizer updates; 0, where the model begins with a checkpoint, leaves it as it is.
+
+    optimizer and learning_rate are what won the comparison in docs/training-notes.md.
+    """
 
     steps: int = operating(1000, ge=0)
+    optimizer: Literal["adamw", "muon"] = "muon"
 
 
 class SftSettings(TrainSettings):
