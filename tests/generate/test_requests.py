@@ -99,6 +99,14 @@ def test_end_of_text_end_of_turn_and_tool_markers_can_be_sampled(speaker, tokeni
     assert answer.finish_reason == "stop"
 
 
+def test_choosing_tokens_has_its_kernel_without_a_compiled_model(tokenizer, monkeypatch):
+    loaded = []
+    monkeypatch.setattr("modicum.generate.decoding.kernel_fault", lambda: loaded.append(True))
+    never = torch.zeros(0, dtype=torch.int64)
+    Decoding(build_model(tokenizer.vocab_size), never, slots=1, capacity=32, compiled=False)
+    assert loaded
+
+
 def test_what_is_not_finite_leaves_with_the_request_that_made_it(tokenizer):
     model = build_model(tokenizer.vocab_size)
     never = torch.zeros(0, dtype=torch.int64)

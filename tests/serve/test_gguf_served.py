@@ -5,6 +5,7 @@ import json
 import random
 import re
 import time
+from dataclasses import replace
 
 import httpx2
 import jsonschema
@@ -14,9 +15,10 @@ import torch
 from processes import free_port, start_process, wait_until_ready
 from talking import WAYS, ask
 
+from modicum.exchange.gguf_runtime import ask as ask_runtime
 from modicum.exchange.gguf_weights import file_tensors
 from modicum.exchange.gguf_writing import file_metadata, write_gguf
-from modicum.generate import Engine, Generator
+from modicum.generate import Engine, Generator, SamplingParams
 from modicum.generate.passes import make_passes
 from modicum.model import Decoder, ModelConfig
 from modicum.serve import Limits, Served, model_name
@@ -208,6 +210,43 @@ def test_passes_are_those_of_the_decoder_whatever_the_slots_held(source, generat
                 assert both[1] is None
 
 
+@pytest.mark.parametrize("length", [3, 40, 300, 500])
+def test_what_is_not_finite_leaves_with_the_request_that_made_it(tokenizer, tmp_path, length):
+    """One damaged row of the embedding: it fails whoever says that token, and nobody after them."""
+    model = Decoder(
+        ModelConfig(
+            vocab_size=tokenizer.vocab_size,
+            hidden_size=64,
+            num_hidden_layers=3,
+            num_attention_heads=2,
+            intermediate_size=64,
+            max_position_embeddings=600,
+            tie_word_embeddings=False,
+        )
+    ).eval()
+    model.init_weights(1)
+    with torch.no_grad():
+        model.model.embed_tokens.weight[[0, 77]] = torch.nan
+    path = write(Generator(model, tokenizer, stop_ids=[]), tmp_path / "damaged-f32.gguf", "f32")
+    damaged = read_source(path)
+    engine = Engine(
+        Generator(LlamaModel(damaged), damaged.tokenizer, stop_ids=[]), slots=1, context=520, prefill_chunk=32
+    )
+    engine.start()
+
+    def answer(prompt):
+        ticket = engine.submit(prompt, SamplingParams(temperature=0, max_new_tokens=12))
+        return [number for chunk in ticket for number in chunk.ids]
+
+    wanted = answer([30, 31, 32])
+    assert len(wanted) == 12
+    for _ in range(2):
+        with pytest.raises(UserError, match="not finite"):
+            answer([31, 77, *[40] * (length - 2)])
+        assert answer([30, 31, 32]) == wanted
+    engine.close()
+
+
 @pytest.mark.parametrize("quant", ["q8_0", "q4_k"])
 def test_rounded_weights_answer_too(tokenizer, start, tmp_path, quant):
     """Also of types that only llama.cpp reads."""
@@ -263,6 +302,15 @@ def test_without_llama_cpp_one_line_says_how_to_get_it(file, monkeypatch):
     with pytest.raises(UserError, match=r"pip install 'modicum\[gguf\]'") as error:
         read_source(file)
     assert "\n" not in str(error.value)
+
+
+def test_a_file_without_an_end_of_answers_is_refused(file, monkeypatch):
+    def endless(path, **asked):
+        return replace(ask_runtime(path, **asked), ends=[])
+
+    monkeypatch.setattr("modicum.serve.gguf.ask", endless)
+    with pytest.raises(UserError, match="names no token that ends an answer"):
+        read_source(file)
 
 
 def test_a_file_whose_texts_have_other_ids_in_llama_cpp_is_refused(file, monkeypatch):

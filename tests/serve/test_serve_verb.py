@@ -1,11 +1,14 @@
 """`modicum serve` as a process: what it refuses, how it says that it is ready, and how it ends."""
 
+import asyncio
 import concurrent.futures
 import json
+import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -14,7 +17,9 @@ import pytest
 from processes import free_port, start_process, wait_until_ready
 
 from modicum.checkpoint import save_checkpoint
-from modicum.serve import ServerSettings, model_name, serve
+from modicum.generate import Engine
+from modicum.generate.decoding import Decoding
+from modicum.serve import Limits, Served, ServerSettings, Service, model_name, serve
 from modicum.store import UserError
 
 
@@ -147,6 +152,41 @@ def test_prompts_are_logged_when_that_is_asked_for(start, caplog):
 def test_a_setting_that_cannot_be_is_the_users_to_mend(checkpoint, settings, word):
     with pytest.raises(UserError, match=word):
         serve(checkpoint, ServerSettings(**settings))
+
+
+def test_an_engine_that_dies_ends_the_process_with_its_fault_in_the_log(checkpoint, monkeypatch, caplog):
+    monkeypatch.setattr(Decoding, "warm", lambda _: 1 / 0)
+    late = threading.Timer(60, os.kill, (os.getpid(), signal.SIGTERM))
+    late.start()
+    with pytest.raises(ZeroDivisionError):
+        serve(checkpoint, ServerSettings(port=0, compiled=False))
+    late.cancel()
+    assert "the engine has failed" in caplog.text
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_what_is_told_to_end_while_it_loads_does_not_start(generator):
+    began, go_on = threading.Event(), threading.Event()
+    engine = Engine(generator, slots=1, compiled=False)
+
+    def load():
+        began.set()
+        go_on.wait(20)
+        return Served("nano", generator, engine, Limits())
+
+    async def end_early():
+        service = Service(load, Limits())
+        loading = asyncio.ensure_future(service.start())
+        await asyncio.to_thread(began.wait, 20)
+        await service.close()
+        go_on.set()
+        await loading
+        return service
+
+    service = asyncio.run(end_early())
+    assert (service.served, service.fault, service.state) == (None, None, "draining")
+    assert not engine._thread.is_alive()
+    assert engine._thread.ident is None  # it never was
 
 
 def test_a_port_that_is_taken_is_the_users_to_mend(checkpoint):

@@ -16,6 +16,7 @@ from modicum.generate.answer import Alternatives, Answer
 from modicum.generate.choice import Chooser, TokenMask, choose
 from modicum.generate.passes import Runtime, make_passes
 from modicum.model import Decoder
+from modicum.model.native import kernel_fault
 from modicum.model.stepper import greedy
 from modicum.store import UserError
 
@@ -31,13 +32,15 @@ class Request:
 
 @dataclass
 class _Row:
-    """A request in its slot. `read`: how many of `tokens` (prompt and answer) are in the cache."""
+    """A request in its slot. `read`: how many of `tokens` (prompt and answer) are in the cache. `finite`: whether all
+    its logits were."""
 
     request: Request
     slot: int
     chooser: Chooser
     tokens: list[int]
     read: int
+    finite: bool = True
 
     @property
     def waiting(self) -> int:
@@ -69,6 +72,8 @@ class Decoding:
         # float64, which the draw needs, does not exist on Apple's GPUs
         device = self._passes.device
         self._sampling_device = torch.device("cpu") if device.type == "mps" else device
+        if self._sampling_device.type == "cpu":
+            kernel_fault()  # loads it, where there is one: it chooses tokens whoever computes the logits
         self._never = never.to(self._sampling_device)
         self._rows: list[_Row] = []
         self._keep = keep
@@ -102,10 +107,9 @@ class Decoding:
         """Free its slot; nothing happens when it has none."""
         for row in [row for row in self._rows if row.request is request]:
             self._rows.remove(row)
-            failed = request.error is not None
-            if failed:  # what is not finite would reach the next request of this slot, and those that take it over
+            if not row.finite:  # it would reach the next request of this slot, and those that take it over
                 self._passes.clear(row.slot)
-            self._held[row.slot] = row.tokens[: row.read] if self._keep and not failed else []
+            self._held[row.slot] = row.tokens[: row.read] if self._keep and request.error is None else []
             self._free.append(row.slot)
 
     @torch.inference_mode()
@@ -164,7 +168,8 @@ class Decoding:
         for i, (row, token) in enumerate(zip(rows, tokens_R.tolist(), strict=True)):
             row.request.error = failed.get(i)
             # one NaN or infinity among the logits makes the total such
-            if not math.isfinite(logprobs[i]) and row.request.error is None:
+            row.finite = math.isfinite(logprobs[i])
+            if not row.finite and row.request.error is None:
                 row.request.error = UserError(
                     "the model's logits are not finite: its weights are damaged or overflow in this dtype; try "
                     "float32, or another checkpoint"

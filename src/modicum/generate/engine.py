@@ -1,8 +1,9 @@
 """Many callers, one model: a thread that decodes whatever was submitted, and gives each caller its own answer."""
 
+import logging
 import threading
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
 import torch
@@ -15,6 +16,8 @@ from modicum.generate.passes import Runtime, slot_bytes
 from modicum.generate.ticket import QueueFull, Ticket
 from modicum.model import Decoder
 from modicum.store import UserError, free_memory
+
+_LOG = logging.getLogger("modicum.generate")
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,7 @@ class Engine:
     context: tokens of one slot, by default the model's. max_queue: requests that may wait. prefill_chunk: prompt tokens
     between two steps of those that are already answering. compiled: decode by the kernel that is made for this
     processor, elsewhere through torch.compile; without it everything is ready at once, and slower.
+    on_fault is called, in the engine's thread, when an error has ended it.
     All memory is taken here; UserError when there is not enough. Greedy answers of a float32 model do not depend on who
     else is answering: on a CPU with the kernel bit for bit, but for what is taken over from another prompt's pieces.
     """
@@ -79,6 +83,7 @@ class Engine:
         self._totals = Counter[str]()
         self._warm = self._closing = self._dropping = False
         self._fault: Exception | None = None
+        self.on_fault: Callable[[], None] = lambda: None
         # a thread does not inherit the number that was set in another
         self._threads = torch.get_num_threads()
         self._thread = threading.Thread(target=self._run, name="modicum-engine", daemon=True)
@@ -191,6 +196,7 @@ class Engine:
             ticket.deliver(piece)
 
     def _fail(self, error: Exception) -> None:
+        _LOG.error("the engine has failed", exc_info=error)
         with self._changed:
             self._fault = error
             left = [*self._at_work.values(), *self._queue]
@@ -202,6 +208,7 @@ class Engine:
             fault = RuntimeError("the engine has failed")
             fault.__cause__ = error
             ticket.deliver(fault)
+        self.on_fault()
 
 
 def _check_memory(model: Decoder | Runtime, slots: int, capacity: int) -> None:

@@ -52,7 +52,7 @@ def read_source(path: Path) -> GgufSource:
         raise UserError(
             f"{error}\n  (--tokenizer is an option of modicum import, whose result can be served)"
         ) from None
-    strings = agreed_strings(tokenizer, _STRINGS)
+    strings = agreed_strings(tokenizer, _STRINGS, composed=True)
     answer = ask(path, texts=strings)
     ours = spoken_ids(tokenizer, strings)
     differing = [(text, a, b) for text, a, b in zip(strings, answer.ids, ours, strict=True) if a != b]
@@ -62,6 +62,8 @@ def read_source(path: Path) -> GgufSource:
             f"{path}: llama.cpp gives other ids to {len(differing)} of {len(strings)} texts than are given here, so it "
             f"cannot be served. The first text: {text[:60]!r}, {there[:12]} there, {here[:12]} here"
         )
+    if not answer.ends:
+        raise UserError(f"{path}: names no token that ends an answer (tokenizer.ggml.eos_token_id), so none would end")
     return GgufSource(
         path=path,
         tokenizer=tokenizer,

@@ -26,6 +26,7 @@ _INTERFACE: dict[str, tuple[Any, list[Any]]] = {
     "llama_log_set": (None, [_POINTER, _POINTER]),
     "llama_model_free": (None, [_POINTER]),
     "llama_free": (None, [_POINTER]),
+    "llama_model_n_embd_inp": (_INT, [_POINTER]),
     "llama_n_ctx_seq": (ctypes.c_uint32, [_POINTER]),
     "llama_memory_seq_rm": (_BOOL, [_POINTER, _INT, _INT, _INT]),
     "llama_memory_seq_cp": (None, [_POINTER, _INT, _INT, _INT, _INT]),
@@ -74,17 +75,29 @@ class LlamaModel:
         if exact:
             settings = _checked(gguf_child.exact_settings, self._llama, longest)
             words = ctypes.cast(ctypes.byref(settings), ctypes.POINTER(ctypes.c_uint32))
+        longest = max(longest, _STEP)
         words[0], words[1], words[2], words[3] = slots * _padded(capacity), longest, longest, slots
         context = self._llama.llama_init_from_model(self._model, settings)
         if not context or self._llama.llama_n_ctx_seq(context) < capacity:
             raise UserError(f"llama.cpp makes no context of {slots} slots of {capacity} tokens; take fewer slots")
-        return LlamaPasses(self, self._llama, context, slots=slots, capacity=capacity, longest=longest)
+        width = self._llama.llama_model_n_embd_inp(self._model)
+        return LlamaPasses(self, self._llama, context, slots=slots, capacity=capacity, longest=longest, embedding=width)
 
 
 class LlamaPasses:
     """llama.cpp's passes; slot n is its sequence n."""
 
-    def __init__(self, model: LlamaModel, llama: Any, context: int, *, slots: int, capacity: int, longest: int) -> None:
+    def __init__(
+        self,
+        model: LlamaModel,
+        llama: Any,
+        context: int,
+        *,
+        slots: int,
+        capacity: int,
+        longest: int,
+        embedding: int,
+    ) -> None:
         self.slots, self.capacity, self.device = slots, capacity, torch.device("cpu")
         self._llama, self._context = llama, context
         self._width, self._batch = model.config.vocab_size, llama.llama_batch_init(longest, 0, 1)
@@ -92,12 +105,14 @@ class LlamaPasses:
         weakref.finalize(self, _free, llama, self._batch, context, model).atexit = False
         llama.llama_set_n_threads(context, torch.get_num_threads(), torch.get_num_threads())
         self._memory = llama.llama_get_memory(context)
-        self._held = [0] * slots
+        self._nothing = np.zeros((_STEP, embedding), np.float32)
+        # how many tokens each slot holds, and up to where its memory was ever written
+        self._held, self._written = [0] * slots, [0] * slots
 
     def read(self, ids: Sequence[int], slot: int, start: int, *, last: bool) -> Tensor | None:
         self._cut(slot, start)
         self._decode((token, slot, start + n, last and n == len(ids) - 1) for n, token in enumerate(ids))
-        self._held[slot] = start + len(ids)
+        self._hold(slot, start + len(ids))
         return self._logits(1) if last else None
 
     def step(self, ids: Sequence[int], slots: Sequence[int], places: Sequence[int]) -> Tensor:
@@ -105,21 +120,31 @@ class LlamaPasses:
             self._cut(slot, place)
         self._decode((token, slot, place, True) for token, slot, place in zip(ids, slots, places, strict=True))
         for slot, place in zip(slots, places, strict=True):
-            self._held[slot] = place + 1
+            self._hold(slot, place + 1)
         return self._logits(len(ids))
 
     def copy(self, source: int, target: int, length: int) -> None:
         # between sequences with memory of their own llama.cpp copies all or nothing
         self._llama.llama_memory_seq_cp(self._memory, source, target, _END, _END)
-        self._held[target] = self._held[source]
+        self._held[target], self._written[target] = self._held[source], self._written[source]
         self._cut(target, length)
 
     def clear(self, slot: int) -> None:
+        # What is forgotten stays in memory, and with plain attention NaN there reaches those who may not see it. So it
+        # is written over, in pieces of no less than what attention looks at beyond the last token.
+        self._cut(slot, 0)
+        written, self._written[slot] = self._written[slot], 0
+        for start in range(0, written, _STEP):
+            self._decode_nothing(slot, range(start, min(start + _STEP, written)))
+        self._held[slot] = written
         self._cut(slot, 0)
 
     def warm(self) -> None:
         self.read([0], 0, 0, last=True)
-        self.clear(0)
+        self._cut(0, 0)
+
+    def _hold(self, slot: int, length: int) -> None:
+        self._held[slot], self._written[slot] = length, max(length, self._written[slot])
 
     def _cut(self, slot: int, length: int) -> None:
         """Forget what stands in a slot beyond `length` tokens."""
@@ -138,8 +163,21 @@ class LlamaPasses:
             batch.n_seq_id[count], batch.seq_id[count][0] = 1, slot
             count += 1
         batch.n_tokens = count
+        self._run(batch)
+
+    def _decode_nothing(self, slot: int, places: range) -> None:
+        """Zeros instead of tokens, any of which may be the damaged one."""
+        self._batch.n_tokens = len(places)
+        batch = type(self._batch).from_buffer_copy(self._batch)
+        batch.token, batch.embd = None, self._nothing.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+        for number, place in enumerate(places):
+            batch.pos[number], batch.logits[number] = place, False
+            batch.n_seq_id[number], batch.seq_id[number][0] = 1, slot
+        self._run(batch)
+
+    def _run(self, batch: Any) -> None:
         if (status := self._llama.llama_decode(self._context, batch)) != 0:
-            raise RuntimeError(f"llama.cpp does not decode a batch of {count} tokens (status {status})")
+            raise RuntimeError(f"llama.cpp does not decode a batch of {batch.n_tokens} tokens (status {status})")
 
     def _logits(self, rows: int) -> Tensor:
         found = self._llama.llama_get_logits(self._context)

@@ -34,9 +34,10 @@ KEY_VARIABLE = "MODICUM_API_KEY"
 class ServerSettings:
     """host, port: where it listens; port 0 takes a free one. api_key_file: a key a line; else MODICUM_API_KEY has one.
     slots: requests answered at once; max_queue: that wait. context: tokens of one, prompt and answer together; None for
-    all that the model has. compiled: decode through torch.compile. runs: the directory
-    of the page's second view. origins: sites whose scripts may call. drain_seconds: what answers that are under way get
-    when the server is told to end. log_prompts: whether the log holds what is asked.
+    all that the model has. compiled: decode by the kernel that is made for this processor, elsewhere through
+    torch.compile. runs: the directory of the page's second view. origins: sites whose scripts may call. drain_seconds:
+    what answers that are under way get when the server is told to end. log_prompts: whether the log holds what is
+    asked.
     """
 
     host: str = "127.0.0.1"

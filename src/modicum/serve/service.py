@@ -71,7 +71,8 @@ class Served:
 class Service:
     """Loads what is served in a thread, and keeps it for the requests. load: makes the model and its engine.
 
-    on_fault is called when that fails; `fault` holds why. log_prompts: whether the log holds what is asked.
+    on_fault is called when that fails, or the engine later; `fault` holds why. log_prompts: whether the log holds what
+    is asked.
     """
 
     def __init__(self, load: Callable[[], Served], limits: Limits, *, log_prompts: bool = False) -> None:
@@ -85,12 +86,19 @@ class Service:
         """Load; returns when it is done. A fault is kept, since nobody waits for this."""
         try:
             served = await asyncio.to_thread(self._load)
+            if self._closing:  # nobody waits for it any more
+                return
+            served.engine.on_fault = partial(self._engine_failed, served.engine)
             served.engine.start()
         except Exception as error:
             self.fault = error
             self.on_fault()
         else:
             self._served = served
+
+    def _engine_failed(self, engine: Engine) -> None:
+        self.fault = engine.fault
+        self.on_fault()
 
     async def close(self, *, drain_seconds: float = 0) -> None:
         """Take no more requests, and end the engine; what it still does gets so many seconds."""
