@@ -61,12 +61,21 @@ def test_ratios_are_ours_by_the_peers_under_the_same_load():
     json.dumps(found.to_dict(), allow_nan=False)
 
 
+@pytest.mark.parametrize("faulty", ["modicum", "llama.cpp"])
+def test_rows_with_errors_on_either_side_are_not_compared(faulty):
+    rows = [row(system, faults={"late": 1} if system == faulty else None) for system in ("modicum", "llama.cpp")]
+    assert set(map(len, ServeBench("x", tuple(rows), {"line": "m"}).ratios.values())) == {0}
+
+
 def test_the_table_has_a_line_a_row_and_says_what_failed():
     failing = row("llama.cpp", speed=100, faults={"status 503: too many": 3})
-    lines = serve_lines(ServeBench("x", (row(), failing), {"line": "m"}))
+    whole = (row(load="1 user"), row("llama.cpp", "1 user", speed=100, wait=50))
+    lines = serve_lines(ServeBench("x", (*whole, row(), failing), {"line": "m"}))
     (line,) = [line for line in lines if line.startswith("llama.cpp int8, 4 users  ")]
     assert "3 of 32" in line
-    assert "3.00 x" in line
+    assert " x" not in line
+    (line,) = [line for line in lines if line.startswith("llama.cpp int8, 1 user  ")]
+    assert line.split()[-4:] == ["3.00", "x", "2.50", "x"]
     assert lines[-1] == "llama.cpp int8, 4 users: 3 x status 503: too many"
 
 
@@ -103,6 +112,8 @@ def test_what_cannot_be_measured_is_refused_before_any_server_starts(checkpoint,
         bench_serving(checkpoint, mix=Mix((20,), (1,)))
     with pytest.raises(UserError, match="fewer than the shortest has"):
         bench_serving(checkpoint, mix=Mix((20, 30), (4,), shared=20))
+    with pytest.raises(UserError, match="8 requests are fewer than 16 users"):
+        bench_serving(checkpoint, loads=[Load(4), Load(16)], mix=Mix((20,), (4,)), requests=8)
     monkeypatch.setattr(serving, "find_spec", lambda name: None if name == "aiohttp" else name)
     with pytest.raises(UserError, match=r"pip install 'modicum\[bench\]'"):
         bench_serving(checkpoint, mix=Mix((20,), (4,)))

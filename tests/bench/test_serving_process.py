@@ -107,6 +107,16 @@ def test_a_load_that_takes_too_long_is_ended():
         measure(order("first=30", limit=0.5) | {"warm": []})
 
 
+def test_a_warm_up_that_takes_too_long_is_ended_and_one_without_answers_begins_no_load(tmp_path):
+    begun = time.monotonic()
+    with pytest.raises(UserError, match=r"not all requests were answered in 0.5 s"):
+        measure(order("first=30", limit=0.5))
+    assert time.monotonic() - begun < 20
+    with pytest.raises(UserError, match="no request of the warm-up was answered: status 503: too many"):
+        measure(order("refuse=1", f"log={tmp_path / 'log'}"))
+    assert len((tmp_path / "log").read_text().splitlines()) == 2
+
+
 def test_the_peak_of_another_process_is_the_largest_it_ever_had():
     holding = program("x = bytearray(200_000_000); del x; print(flush=True); input()")
     with subprocess.Popen(holding, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:

@@ -75,13 +75,13 @@ class ServeBench:
     @property
     def ratios(self) -> dict[str, dict[str, float]]:
         """Ours divided by the peer's under the same load: above 1 is faster in tokens_per_s, below 1 is better in all
-        others."""
+        others. None where either had errors: what is not answered costs no time."""
         ours = {row.load: row for row in self.rows if row.system == "modicum"}
         return {
             figure: {
                 row.name: getattr(ours[row.load], figure) / getattr(row, figure)
                 for row in self.rows
-                if row.system != "modicum"
+                if row.system != "modicum" and not row.errors and not ours[row.load].errors
             }
             for figure in ("tokens_per_s", "first_token_ms", "between_tokens_ms", "ready_s", "peak_rss_mb")
         }
@@ -117,6 +117,7 @@ def bench_serving(
     mix = mix or Mix()
     loaded = load_checkpoint(checkpoint)
     _check(mix, loaded)
+    _check_requests(requests, loads)
     config, threads, tokenizer = loaded.config, usable_cores(), loaded.tokenizer
     ids = [number for number in range(tokenizer.vocab_size) if number not in tokenizer.special_ids]
     kind = gguf or nearest_type(loaded)
@@ -214,6 +215,13 @@ def _check(mix: Mix, checkpoint: Checkpoint) -> None:
         raise UserError(f"{mix.shared} tokens that all prompts share: expected fewer than the shortest has")
     if find_spec("aiohttp") is None:
         raise UserError("sending requests needs aiohttp: pip install 'modicum[bench]'")
+
+
+def _check_requests(requests: int | None, loads: Sequence[Load]) -> None:
+    """UserError where some users would have nothing to ask, so that a row would tell of fewer than it says."""
+    most = max((load.users or 0 for load in loads), default=0)
+    if requests is not None and requests < most:
+        raise UserError(f"{requests} requests are fewer than {most} users; ask for a request a user at least")
 
 
 def _words(lengths: Sequence[int]) -> str:

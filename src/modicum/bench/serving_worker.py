@@ -18,13 +18,16 @@ def measure(order: dict[str, Any]) -> dict[str, Any]:
     """The figures of one turn, seconds until the server was ready, and its peak of resident memory in 10^6 bytes.
 
     order: command and threads (of the server), ends (ids), warm and asked (requests), users (None: each at its moment),
-    limit_s (of the load).
+    limit_s (of the warm-up, and of the load).
     """
     warm, asked = ([Asked(**one) for one in order[name]] for name in ("warm", "asked"))
     with running(order["command"], threads=order["threads"]) as server:
         target = Target(f"http://{server.host}", _model(server.host), order["ends"])
-        asyncio.run(run_users(target, warm, len(warm)))
         users, limit = order["users"], order["limit_s"]
+        warmed = asyncio.run(_within(run_users(target, warm, len(warm)), limit))
+        server.check()
+        if warmed and all(answer.fault for answer in warmed):
+            raise UserError(f"no request of the warm-up was answered: {warmed[0].fault}")
         load = run_arrivals(target, asked) if users is None else run_users(target, asked, users)
         answers = asyncio.run(_within(load, limit))
         server.check()
