@@ -92,6 +92,28 @@ def test_damaged_lines_are_left_out_and_counted(http, run, damaged):
     assert (steps(rest), rest["damaged"]) == ([3], 0)
 
 
+def test_a_line_beyond_what_is_read_at_once_is_left_out_and_the_curve_goes_on(http, run):
+    with (run / "metrics.jsonl").open("wb") as file:
+        file.write(line(1).encode() + b"x" * (9 << 20) + b"\n" + line(2).encode() + b"y" * (5 << 20))
+    first = http.get("/runs/a run/pretrain").json()
+    assert (steps(first), first["more"]) == ([1], True)
+    second = http.get("/runs/a run/pretrain", params={"cursor": first["cursor"]}).json()
+    assert (steps(second), second["damaged"], second["more"]) == ([], 1, True)
+    third = http.get("/runs/a run/pretrain", params={"cursor": second["cursor"]}).json()
+    assert steps(third) == [2]
+    unfinished = http.get("/runs/a run/pretrain", params={"cursor": third["cursor"]}).json()
+    assert (unfinished["cursor"], unfinished["damaged"], unfinished["more"]) == (third["cursor"], 0, False)
+
+
+def test_a_directory_that_is_gone_has_no_runs(start, tmp_path):
+    root = tmp_path / "runs"
+    root.mkdir()
+    with start(runs=root) as server, server.http() as http:
+        root.rmdir()
+        assert http.get("/runs").json() == {"runs": []}
+        assert http.get("/runs/a/pretrain").status_code == 404
+
+
 @pytest.mark.parametrize("value", ["NaN", "-Infinity", "1e999"])
 def test_what_is_no_number_in_json_is_null(http, run, value):
     (run / "metrics.jsonl").write_text(f'{{"kind": "train", "step": 1, "loss": {value}, "note": "\\ud800"}}\n')

@@ -3,7 +3,6 @@
 import json
 import math
 import os
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -79,15 +78,20 @@ class Runs:
                 start = file.seek(0)
             again = start == 0
             data = file.read(_AT_ONCE)
-        whole = data[: data.rfind(b"\n") + 1]
-        records = [_record(line) for line in whole.split(b"\n")[:-1]]
-        end = start + len(whole)
+            whole = data[: data.rfind(b"\n") + 1]
+            records = [_record(line) for line in whole.split(b"\n")[:-1]]
+            end = start + len(whole)
+            if not whole and len(data) == _AT_ONCE:  # no line of ours is so long
+                while (piece := file.readline(_AT_ONCE)) and not piece.endswith(b"\n"):
+                    pass
+                if piece:
+                    records, end = [None], file.tell()
         return {
             "records": [record for record in records if record is not None],
             "damaged": records.count(None),
             "cursor": f"{found.st_ino}-{end}",
             "again": again,
-            "more": bool(whole) and end < found.st_size,
+            "more": start < end and end < found.st_size,
         }
 
     def samples(self, name: str) -> Samples:
@@ -111,13 +115,13 @@ class Runs:
         return folder
 
     def _folders(self) -> dict[str, Path]:
-        def inside() -> Iterator[Path]:
-            yield self._root
-            yield from self._root.iterdir()
-
+        try:
+            inside = [self._root, *self._root.iterdir()]
+        except OSError:  # the directory itself was removed
+            return {}
         return {
             path.name: path
-            for path in inside()
+            for path in inside
             if path.is_dir() and not path.is_symlink() and not path.name.startswith(".")
         }
 
