@@ -102,6 +102,11 @@ class Engine:
         """Make everything warm, then serve, in the engine's thread; returns at once. What is submitted waits."""
         self._thread.start()
 
+    @property
+    def room(self) -> int:
+        """Requests that it takes when it is idle: in slots and in the queue."""
+        return self._decoding.slots + self._max_queue
+
     def submit(self, prompt: Sequence[int], params: SamplingParams, *, mask: TokenMask | None = None) -> Ticket:
         """Queue a request. Raises QueueFull, UserError for a bad prompt, RuntimeError when closed or broken."""
         ticket = Ticket(Request(self._generator.answer(prompt, params, context=self._context), mask), self._stir)

@@ -21,9 +21,6 @@ from modicum.tokenizer.special import TOOL_MARKERS
 
 T = TypeVar("T")
 
-# Requests whose prompts are being made at once: beyond it they cost memory and no slot limits them.
-_PREPARING = 32
-
 
 @dataclass
 class Served:
@@ -139,8 +136,9 @@ class Service:
             LOG.info("asked: %s", json.dumps(request.model_dump(exclude_none=True, by_alias=True)))
 
     async def prepare(self, work: Callable[[], T]) -> T:
-        """`work()` in a thread: making a prompt may take a while. Raises ApiError 503 when too many others do."""
-        if self._preparing >= _PREPARING:
+        """`work()` in a thread: making a prompt may take a while. Raises ApiError 503 when as many others do as the
+        engine has room for: more cost memory, and would be turned away there."""
+        if self._served is None or self._preparing >= self._served.engine.room:
             raise busy("too many requests are being prepared", retry_seconds=self.limits.retry_seconds)
         self._preparing += 1
         try:
