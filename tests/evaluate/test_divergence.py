@@ -31,13 +31,23 @@ def test_a_first_choice_counts_where_it_is_ahead_by_more_than_the_margin(margin)
     assert (measured.clear, measured.clear_differing) == (clear.sum(), differing.sum())
     assert 0 < measured.clear_differing < measured.clear < 200
     assert measured.undecided == pytest.approx(1 - clear.mean())
-    assert measured.other_choices() == [f"another first choice at {differing.sum()} of {clear.sum()} clear positions"]
-    assert quality([full], [full]).other_choices() == []
+    assert measured.other_choices()[0] == f"another first choice at {differing.sum()} of {clear.sum()} clear positions"
+    assert not any("another first choice" in line for line in quality([full], [full]).other_choices())
 
 
-def test_where_logits_are_held_to_a_difference_ten_times_it_is_clear():
+@pytest.mark.parametrize(("even", "refused"), [(0, False), (2, False), (6, False), (7, True), (100, True)])
+def test_where_too_few_first_choices_are_clear_they_decide_nothing(even, refused):
+    logits = np.zeros((100, 4))
+    logits[even:, 1] = 1
+    told = quality([logits], [logits]).other_choices()
+    assert bool(told) == refused
+    assert all(f"at {even} of 100 positions" in line for line in told)
+
+
+def test_where_logits_are_held_to_a_difference_ten_times_it_is_clear_and_never_more_than_usual():
     assert Limits(1, 1, 0, logit=1e-4).clear == pytest.approx(1e-3)
     assert Limits(1, 1, 0).clear == 0.01
+    assert [Limits(1, 1, 0).with_bounds(max_difference=most).clear for most in (1e-3, 0.1, 1.0)] == [0.01] * 3
 
 
 def test_what_is_named_stands_in_the_place_of_a_limit_and_nothing_else():

@@ -1,5 +1,6 @@
 import json
 import shutil
+from dataclasses import replace
 
 import gguf
 import gguf_models
@@ -8,7 +9,8 @@ import pytest
 import torch
 
 from modicum.checkpoint import load_checkpoint
-from modicum.exchange import LIMITS, Limits, Scope, export_gguf, export_hf, export_onnx
+from modicum.cli.parity_table import export_lines
+from modicum.exchange import LIMITS, Limits, Scope, export_gguf, export_hf, export_onnx, gguf_exporting, onnx_exporting
 from modicum.exchange.gguf_runtime import ask
 from modicum.exchange.gguf_weights import file_tensors
 from modicum.store import UserError
@@ -127,6 +129,41 @@ def test_what_a_file_costs_in_llama_cpp_stands_beside_float32(tokenizer, tmp_pat
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["model-q8_0.gguf", "parity.json"]
 
 
+def test_the_speed_is_that_of_the_second_answer(tokenizer, tmp_path, monkeypatch):
+    times = {"load_seconds": 1.0, "memory_bytes": 1, "peak_bytes": 1}
+    monkeypatch.setattr(
+        gguf_exporting, "timed", lambda *_, repeats, **__: {**times, "decode": [0.5, 9.0, 9.0][:repeats]}
+    )
+    report = export_gguf(gguf_models.save(tokenizer, tmp_path), out=tmp_path / "out")
+    assert report.cost.tokens_per_second == 63 / 0.5
+
+
+@pytest.mark.parametrize("fault", [OSError(28, "No space left on device"), UserError("llama.cpp crashed on it")])
+@pytest.mark.parametrize(
+    ("module", "writer", "export", "quant"),
+    [(gguf_exporting, "write_gguf", export_gguf, "q8_0"), (onnx_exporting, "write_graph", export_onnx, "int8")],
+)
+def test_a_proven_file_is_kept_where_float32_beside_it_does_not_fit(
+    module, writer, export, quant, fault, tokenizer, tmp_path, monkeypatch
+):
+    write = getattr(module, writer)
+
+    def full(file, *given, **named):
+        if "full" in str(file.relative_to(tmp_path)):
+            file.parent.mkdir(exist_ok=True)
+            file.write_bytes(b"half")
+            raise fault
+        return write(file, *given, **named)
+
+    monkeypatch.setattr(module, writer, full)
+    report = export(gguf_models.save(tokenizer, tmp_path), quant=quant, out=tmp_path / "out", limits=Limits(10, 10, 0))
+    assert report.full is None
+    assert str(fault) in report.notes[0]
+    assert json.loads((tmp_path / "out" / "parity.json").read_text())["full"] is None
+    assert not list((tmp_path / "out").glob("full*"))
+    assert any(str(fault) in line for line in export_lines(tmp_path, report))
+
+
 def test_limits_grow_with_what_is_thrown_away():
     kinds = ["f32", "f16", "bf16", "q8_0", "q6_k", "q5_k", "q4_k", "q4_0"]
     assert [*LIMITS] == kinds
@@ -139,10 +176,10 @@ def test_limits_grow_with_what_is_thrown_away():
 def test_every_target_is_judged_by_the_text_that_is_named(target, export, tokenizer, tmp_path):
     text = tmp_path / "held-out.txt"
     text.write_text("A model that comes from elsewhere says what it said there. " * 200)
-    scope = Scope(texts=3, tokens=20, strings=50, continuations=2, steps=4, heldout=text)
+    scope = Scope(texts=4, tokens=20, strings=50, continuations=2, steps=4, heldout=text)
     report = export(gguf_models.save(tokenizer, tmp_path), out=tmp_path / "out", scope=scope)
     found = report.judged if target == "hf" else report.proof.judged
-    assert (found.texts, found.source, found.quality.positions) == (3, str(text), 60)
+    assert (found.texts, found.source, found.quality.positions) == (4, str(text), 80)
     assert found.bits_per_byte == pytest.approx(found.full_bits_per_byte, rel=1e-4)
     assert (report.strings if target == "hf" else report.proof.strings) == 50
     assert json.loads((tmp_path / "out" / "parity.json").read_text())
@@ -175,6 +212,28 @@ def test_what_quantizing_costs_is_measured_and_a_limit_refuses(tokenizer, tmp_pa
         UserError, match=r"\n  top-1 agreement [\d.]+%, asked for 100\.00%\n  what is allowed: --max-kl"
     ):
         export_gguf(folder, quant="q4_0", out=tmp_path / "out", limits=Limits(10, 10, 1))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_float32_file_is_held_to_a_difference_that_its_refusal_names(tokenizer, tmp_path):
+    folder = gguf_models.save(tokenizer, tmp_path)
+    with pytest.raises(UserError, match=r"logits differ by [\d.e-]+, allowed are 1e-09 \(--max-difference\)"):
+        export_gguf(folder, out=tmp_path / "out", limits=replace(LIMITS["f32"], logit=1e-9))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_wide_limit_leaves_positions_to_judge_by(tokenizer, tmp_path):
+    folder = gguf_models.save(tokenizer, tmp_path)
+    judged = export_gguf(folder, out=tmp_path / "out", limits=replace(LIMITS["f32"], logit=1.0)).proof.judged
+    assert judged.quality.margin == 0.01
+    assert judged.quality.clear > 0.98 * judged.quality.positions
+
+
+@pytest.mark.parametrize("export", [export_gguf, export_onnx])
+def test_a_model_that_prefers_nothing_is_not_proven_by_its_first_choices(export, tokenizer, tmp_path):
+    folder = gguf_models.save(tokenizer, tmp_path, initializer_range=1e-6)
+    with pytest.raises(UserError, match=r"no first choice is ahead by more than 0\.0\d+ at \d+ of \d+ positions"):
+        export(folder, out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

@@ -189,7 +189,7 @@ def test_weights_that_are_not_the_checkpoints_are_refused_by_name(change, told, 
     [
         ("generation_config.json", lambda text: text.replace("3,", "5,"), r"eos_token_id is \[5, 0\], .* \[3, 0\]"),
         ("config.json", lambda text: text.replace('"rms_norm_eps": 1e-05', '"rms_norm_eps": 1e-06'), "another model"),
-        ("chat_template.jinja", lambda text: text + " ", "tokenizer.json: is not the checkpoint's"),
+        ("chat_template.jinja", lambda text: text + " ", "chat_template.jinja: is not the checkpoint's"),
     ],
 )
 def test_words_that_are_not_the_checkpoints_are_refused_by_name(file, change, told, tokenizer, tmp_path, monkeypatch):
@@ -210,6 +210,13 @@ def test_words_that_are_not_the_checkpoints_are_refused_by_name(file, change, to
 def test_what_rounding_costs_is_measured_and_a_limit_refuses(tokenizer, tmp_path):
     with pytest.raises(UserError, match=r"rounding costs too much.*\n  mean KL divergence .*, allowed 1e-09"):
         export_hf(gguf_models.save(tokenizer, tmp_path), dtype="bf16", out=tmp_path / "out", limits=Limits(1e-9, 10, 0))
+
+
+def test_of_weights_that_were_not_rounded_no_rounding_is_told(tokenizer, tmp_path):
+    with pytest.raises(UserError, match="does not say what the checkpoint says, and it was not written") as told:
+        export_hf(gguf_models.save(tokenizer, tmp_path), out=tmp_path / "out", limits=Limits(-1, 10, 0))
+    assert "rounding" not in str(told.value)
+    assert "--" not in str(told.value)
 
 
 def test_a_number_beyond_half_precision_is_refused_with_its_tensor(tokenizer, tmp_path, monkeypatch):

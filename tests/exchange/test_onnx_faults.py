@@ -233,18 +233,78 @@ def test_one_bit_of_one_scale(refused, graph_with):
     assert told.endswith("up_proj.weight.scales: 1 of 192 scales differ, the first at [8, 1]")
 
 
-@pytest.mark.parametrize("name", ["generation_config.json", "genai_config.json"])
-def test_another_end_of_an_answer(name, refused, monkeypatch):
+def _edited(name, **values):
+    """A change of a file beside the graph: what stands in its place at dotted keys; None takes a key away."""
+
+    def change(folder):
+        said = json.loads((folder / name).read_text())
+        for key, value in values.items():
+            *parents, last = key.split("__")
+            place = said
+            for parent in parents:
+                place = place[parent]
+            if value is None:
+                del place[last]
+            else:
+                place[last] = value
+        (folder / name).write_text(json.dumps(said))
+
+    return change
+
+
+def _two_begin(folder):
+    token = "<|endoftext|>"
+    begins = {"SpecialToken": {"id": token, "type_id": 0}}
+    around = {
+        "type": "TemplateProcessing",
+        "single": [begins, begins, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {token: {"id": token, "ids": [0], "tokens": [token]}},
+    }
+    _edited("tokenizer.json", post_processor=around)(folder)
+
+
+def _one_ends(folder):
+    token = "<|endoftext|>"
+    ends = {"SpecialToken": {"id": token, "type_id": 0}}
+    around = {
+        "type": "TemplateProcessing",
+        "single": [{"Sequence": {"id": "A", "type_id": 0}}, ends],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {token: {"id": token, "ids": [0], "tokens": [token]}},
+    }
+    _edited("tokenizer.json", post_processor=around)(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (_edited("generation_config.json", eos_token_id=[5]), "eos_token_id is [5], the checkpoint ends an answer at"),
+        (_edited("genai_config.json", model__eos_token_id=[5]), "model.eos_token_id is [5], should be [3, 0]"),
+        (_edited("genai_config.json", model__bos_token_id=7), "genai_config.json: model.bos_token_id is 7, should be"),
+        (_edited("genai_config.json", model__context_length=10**6), "model.context_length is 1000000, should be 64"),
+        (_edited("genai_config.json", model__decoder__head_size=None), "decoder.head_size is None, should be 16"),
+        (_edited("genai_config.json", search__do_sample=True), "search.do_sample is True, should be False"),
+        (_edited("tokenizer_config.json", chat_template=None), "tokenizer_config.json: chat_template is not the"),
+        (_edited("tokenizer_config.json", chat_template="{{ messages }}"), "chat_template is not the checkpoint's"),
+        (_edited("tokenizer_config.json", eos_token="a"), "its tokenizer cannot be read back"),
+        (_edited("tokenizer_config.json", eos_token="<|im_end|>"), "tokens have other roles than in the checkpoint"),
+        (lambda folder: (folder / "chat_template.jinja").write_text("{{ messages }}"), "chat_template.jinja: is not"),
+        (_two_begin, "tokenizer.json: its post_processor makes 3 tokens of a text of one"),
+        (_one_ends, "tokens have other roles than in the checkpoint"),
+    ],
+)  # fmt: skip
+def test_words_beside_the_graph_that_are_not_the_checkpoints(change, told, refused, monkeypatch):
     write = onnx_exporting.write_onnx
 
     def damaged(folder, *given, **named):
         write(folder, *given, **named)
-        said = json.loads((folder / name).read_text())
-        said.get("model", said)["eos_token_id"] = [5]
-        (folder / name).write_text(json.dumps(said))
+        change(folder)
 
     monkeypatch.setattr(onnx_exporting, "write_onnx", damaged)
-    assert f"{name}: eos_token_id is [5], the checkpoint ends an answer at [3, 0]" in refused()
+    found = refused()
+    assert told in found
+    assert ".tmp-" not in found
 
 
 def test_another_pre_tokenizer(tmp_path, monkeypatch):

@@ -102,6 +102,7 @@ def _onnx(report: OnnxReport) -> list[str]:
         *judged_lines(proof.judged, report.limits),
         *_continuations(proof.continuations, proof.steps, proof.parted),
         *_costs(report),
+        *(f"  {note}" for note in report.notes),
     ]
 
 
@@ -130,6 +131,6 @@ def _continuations(count: int, steps: int, parted: Sequence[Parted]) -> list[str
 
 def _costs(report: GgufReport | OnnxReport) -> list[str]:
     """Beside full precision, where it is another."""
-    if report.cost == report.full:
+    if report.full is None or report.cost == report.full:
         return cost_lines((report.quant,), (report.cost,))
     return cost_lines(("full precision", report.quant), (report.full, report.cost))

@@ -1,6 +1,6 @@
 """A rounded or converted model beside full precision: what it says of the same texts, and what it costs to run."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from math import log
 from typing import Any
@@ -11,18 +11,27 @@ from numpy.typing import NDArray
 
 from modicum.evaluate.divergence import CLEAR, Quality, quality
 from modicum.evaluate.texts import Texts
+from modicum.store import UserError
 from modicum.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Bytes of the weights' files, seconds to load them, tokens a second of one greedy answer, and bytes of memory that
-    loading and answering took."""
+    """Bytes of the weights' files, seconds to load them, tokens a second of one greedy answer, the second, when all is
+    warm, and bytes of memory that loading and answering took."""
 
     disk_bytes: int
     load_seconds: float
     tokens_per_second: float
     memory_bytes: int
+
+
+def cost_of_full(measure: Callable[[], Cost]) -> tuple[Cost | None, tuple[str, ...]]:
+    """What float32 costs; None, and the reason, where it does not fit here: what is proven is not lost by it."""
+    try:
+        return measure(), ()
+    except (OSError, UserError) as error:
+        return None, (f"what float32 costs was not measured: {error}",)
 
 
 @dataclass(frozen=True)

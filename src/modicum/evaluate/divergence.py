@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import sqrt
 from typing import Any
 
 import torch
@@ -28,8 +29,9 @@ class Limits:
 
     @property
     def clear(self) -> float:
-        """By how much a first choice must be ahead to be the other's too: ten times what a logit may be off."""
-        return CLEAR if self.logit is None else 10 * self.logit
+        """By how much a first choice must be ahead to be the other's too: ten times what a logit may be off, and never
+        more than CLEAR, for a wide limit would leave no position to judge by."""
+        return CLEAR if self.logit is None else min(CLEAR, 10 * self.logit)
 
     def with_bounds(
         self, *, max_kl: float | None = None, min_agreement: float | None = None, max_difference: float | None = None
@@ -83,10 +85,17 @@ class Quality:
         return found
 
     def other_choices(self) -> list[str]:
-        """In a line, that another first choice was found where it is clear; none where there was none."""
-        if not self.clear_differing:
-            return []
-        return [f"another first choice at {self.clear_differing} of {self.clear} clear positions"]
+        """In a line each, that another first choice was found where it is clear, and that it is clear too seldom."""
+        found = []
+        if self.clear_differing:
+            found.append(f"another first choice at {self.clear_differing} of {self.clear} clear positions")
+        even, most = self.positions - self.clear, MOST_UNDECIDED * self.positions
+        if even > most + 3 * sqrt(most):  # by chance some more may be even, which counts where positions are few
+            found.append(
+                f"no first choice is ahead by more than {self.margin:g} at {even} of {self.positions} positions, and "
+                f"at most {MOST_UNDECIDED:.0%} may be left out: judge by other text, or more of it (--heldout, --texts)"
+            )
+        return found
 
 
 def quality(full: Iterable[Any], found: Iterable[Any], *, clear: float = CLEAR) -> Quality:

@@ -3,13 +3,12 @@
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
 
 from modicum.checkpoint import Checkpoint, load_checkpoint
-from modicum.evaluate.beside import Cost
+from modicum.evaluate.beside import Cost, cost_of_full
 from modicum.evaluate.divergence import Limits
 from modicum.exchange.gguf_gate import LIMITS, Proof, prove_gguf
 from modicum.exchange.gguf_runtime import library, timed
@@ -24,16 +23,16 @@ _SPOKEN = 64  # tokens of the answer that is timed
 
 @dataclass(frozen=True)
 class GgufReport:
-    """What was written: the file, what it costs in llama.cpp, and what float32 costs there; fallbacks: tensor, type,
-    reason of those that did not take the type that was asked for; what llama.cpp said; notes: what it does
-    otherwise."""
+    """What was written: the file, what it costs in llama.cpp, and what float32 costs there, where it fits; fallbacks:
+    tensor, type, reason of those that did not take the type that was asked for; what llama.cpp said; notes: what it
+    does otherwise, and what could not be measured."""
 
     out: Path
     file: str
     quant: Quant
     parameters: int
     cost: Cost
-    full: Cost
+    full: Cost | None
     fallbacks: tuple[tuple[str, str, str], ...]
     limits: Limits
     proof: Proof
@@ -76,17 +75,18 @@ def export_gguf(
         proof = prove_gguf(file, str(out / name), loaded, quant, limits, scope or SCOPE, progress)
         progress("measuring what it costs")
         cost = _cost(file, loaded)
+        full, untold = cost_of_full(lambda: cost if quant == "f32" else _full(unfinished / "full.gguf", loaded))
         report = GgufReport(
             out=out,
             file=name,
             quant=quant,
             parameters=loaded.config.parameter_count(),
             cost=cost,
-            full=cost if quant == "f32" else _full(unfinished / "full.gguf", loaded),
+            full=full,
             fallbacks=tuple((tensor.name, tensor.kind, tensor.fallback or "") for tensor in others),
             limits=limits,
             proof=proof,
-            notes=tuple(_ends_more(loaded.tokenizer, number) for number in proof.more_ends),
+            notes=(*untold, *(_ends_more(loaded.tokenizer, number) for number in proof.more_ends)),
         )
         write_json(unfinished / "parity.json", {key: v for key, v in report.to_dict().items() if key != "out"})
     return report
@@ -95,18 +95,19 @@ def export_gguf(
 def _full(file: Path, checkpoint: Checkpoint) -> Cost:
     """What float32 costs on this machine now, from a file that is thrown away."""
     metadata = file_metadata(checkpoint.config, checkpoint.tokenizer, "f32")
-    write_gguf(file, checkpoint.config, metadata, file_tensors(checkpoint.weights, checkpoint.config, "f32"))
-    cost = _cost(file, checkpoint)
-    file.unlink()
-    return cost
+    try:
+        write_gguf(file, checkpoint.config, metadata, file_tensors(checkpoint.weights, checkpoint.config, "f32"))
+        return _cost(file, checkpoint)
+    finally:
+        file.unlink(missing_ok=True)
 
 
 def _cost(file: Path, checkpoint: Checkpoint) -> Cost:
     tokens = min(_SPOKEN, checkpoint.config.max_position_embeddings - 1)
     start = [checkpoint.tokenizer.bos_id]
-    found = timed(file, start, start, tokens=tokens, repeats=2, threads=torch.get_num_threads())
-    speed = tokens / median(found["decode"])
-    return Cost(file.stat().st_size, found["load_seconds"], speed, found["memory_bytes"])
+    found = timed(file, start, start, tokens=tokens, repeats=1, threads=torch.get_num_threads())
+    (seconds,) = found["decode"]
+    return Cost(file.stat().st_size, found["load_seconds"], tokens / seconds, found["memory_bytes"])
 
 
 def _ends_more(tokenizer: Tokenizer, number: int) -> str:

@@ -81,7 +81,7 @@ def prove_gguf(
     truth = with_long(truth_of(weights, config), config, speak)
     steps = max(0, min(scope.steps, config.max_position_embeddings - _BEGIN))
     begun = [row[:_BEGIN] for row in texts.rows[: scope.continuations if steps else 0]]
-    strings = agreed_strings(checkpoint.tokenizer, scope.strings)
+    strings = agreed_strings(checkpoint.tokenizer, scope.strings, composed=True)
     answer = ask(file, name=name, texts=strings, prompts=[*truth.prompts, *texts.rows], begun=begun, steps=steps)
     _check_vocabulary(answer, checkpoint, name)
     _check_ids(answer, strings, checkpoint, name)
@@ -92,7 +92,8 @@ def prove_gguf(
     )
     found = judged(texts, checkpoint.tokenizer, map(speak, texts.rows), of_texts, clear=limits.clear)
     faults = [
-        f"a prompt of {one.tokens} tokens: logits differ by {one.difference:.3g}, allowed are {one.allowed:.3g}"
+        f"a prompt of {one.tokens} tokens: logits differ by {one.difference:.3g}, allowed are {one.allowed:.3g} "
+        "(--max-difference)"
         for one in compared
         if not one.holds
     ] + found.quality.faults(limits)

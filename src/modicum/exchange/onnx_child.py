@@ -5,7 +5,7 @@
 FOLDER holds request.json: {"model", "threads", "runs", "begun", "steps"}. A run is {"ids": rows, "mask": rows, "cuts":
 places where the pass is broken off and taken up with the cache}; its logits become logits-N.npy, float32 (B, T, V).
 begun: texts that are continued by the likeliest `steps` tokens, into greedy.json. facts.json: inputs, outputs, the time
-to load, tokens a second of one continuation, and memory then. Imports nothing of ours: a faulty file may end it.
+to load, tokens a second of the last continuation, and memory then. Imports nothing of ours: a faulty file may end it.
 """
 
 import json
@@ -34,9 +34,12 @@ def main(folder: Path) -> None:
         "inputs": {one.name: [one.type, one.shape] for one in session.get_inputs()},
         "outputs": {one.name: [one.type, one.shape] for one in session.get_outputs()},
     }
-    began = time.perf_counter()
-    greedy = [_go_on(session, text, request["steps"]) for text in request["begun"]]
-    facts["tokens_per_second"] = sum(map(len, greedy)) / (time.perf_counter() - began) if greedy else 0.0
+    greedy: list[list[int]] = []
+    facts["tokens_per_second"] = 0.0
+    for text in request["begun"]:
+        began = time.perf_counter()
+        greedy.append(_go_on(session, text, request["steps"]))
+        facts["tokens_per_second"] = len(greedy[-1]) / (time.perf_counter() - began)
     facts["memory_bytes"] = max(0, _memory("VmHWM") - before)
     (folder / "greedy.json").write_text(json.dumps(greedy), "utf-8")
     for number, run in enumerate(request["runs"]):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from modicum.checkpoint import Checkpoint, load_checkpoint
-from modicum.evaluate.beside import Cost
+from modicum.evaluate.beside import Cost, cost_of_full
 from modicum.evaluate.divergence import Limits
 from modicum.exchange.onnx_gate import LIMITS, OnnxProof, prove_onnx
 from modicum.exchange.onnx_nodes import onnx_library
@@ -23,16 +23,18 @@ _SPOKEN = 64  # tokens of the answer that is timed
 
 @dataclass(frozen=True)
 class OnnxReport:
-    """What was written: the graph, what it costs in onnxruntime, and what float32 costs there; what was compared."""
+    """What was written: the graph, what it costs in onnxruntime, and what float32 costs there, where it fits; what was
+    compared; notes: what could not be measured."""
 
     out: Path
     file: str
     quant: OnnxQuant
     parameters: int
     cost: Cost
-    full: Cost
+    full: Cost | None
     limits: Limits
     proof: OnnxProof
+    notes: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain JSON data."""
@@ -71,15 +73,17 @@ def export_onnx(
         proof = prove_onnx(unfinished, file, str(out / file), loaded, quant, limits, scope or SCOPE, progress)
         progress("measuring what it costs")
         cost = _cost(unfinished / file, loaded)
+        full, untold = cost_of_full(lambda: cost if quant == "fp32" else _full(unfinished / "full", loaded))
         report = OnnxReport(
             out=out,
             file=file,
             quant=quant,
             parameters=loaded.config.parameter_count(),
             cost=cost,
-            full=cost if quant == "fp32" else _full(unfinished / "full", loaded),
+            full=full,
             limits=limits,
             proof=proof,
+            notes=untold,
         )
         write_json(unfinished / "parity.json", {key: v for key, v in report.to_dict().items() if key != "out"})
     return report
@@ -88,10 +92,11 @@ def export_onnx(
 def _full(folder: Path, checkpoint: Checkpoint) -> Cost:
     """What float32 costs on this machine now, from a graph that is thrown away."""
     file = folder / "model.onnx"
-    write_graph(file, checkpoint, "fp32")
-    cost = _cost(file, checkpoint)
-    shutil.rmtree(folder)
-    return cost
+    try:
+        write_graph(file, checkpoint, "fp32")
+        return _cost(file, checkpoint)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _cost(file: Path, checkpoint: Checkpoint) -> Cost:

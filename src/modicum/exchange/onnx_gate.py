@@ -23,7 +23,7 @@ from modicum.exchange.onnx_runtime import OnnxAnswer, ask_onnx
 from modicum.exchange.onnx_weights import OnnxQuant
 from modicum.exchange.parity import Compared, Ids, Truth, decoder_speaker, truth_of, with_long
 from modicum.exchange.scope import Scope
-from modicum.exchange.strings import UNICODE, agreed_strings, check_ids
+from modicum.exchange.strings import UNICODE, agreed_strings, check_tokenizer
 from modicum.store import UserError
 
 _BEGIN = 4  # tokens of a text that is continued
@@ -69,7 +69,7 @@ def prove_onnx(
     progress("reading it back")
     weights = read_back(folder, file, name, checkpoint, quant)
     strings = agreed_strings(checkpoint.tokenizer, scope.strings)
-    check_ids(folder, name, checkpoint.tokenizer, strings)
+    check_tokenizer(folder, name, checkpoint.tokenizer, strings)
     texts = judging_texts(checkpoint, scope.heldout, texts=scope.texts, tokens=scope.tokens)
     progress(f"asking onnxruntime, and judging by {texts.source}")
     speak = decoder_speaker(checkpoint.weights, checkpoint.config)
@@ -92,8 +92,10 @@ def prove_onnx(
     ]
     found = judged(texts, checkpoint.tokenizer, map(speak, texts.rows), of_texts, clear=limits.clear)
     of_prompts = quality(truth.logits, said)
+    option = "" if limits.logit is None else " (--max-difference)"
     faults = [
         f"a prompt of {one.tokens} tokens {one.how}: logits differ by {one.difference:.3g}, allowed {one.allowed:.3g}"
+        f"{option}"
         for one in compared
         if not one.holds
     ] + found.quality.faults(limits)
@@ -128,7 +130,7 @@ def _refusal(name: str, faults: list[str]) -> UserError:
 
 def _sees_later(prompts: Prompts, answer: OnnxAnswer, quant: OnnxQuant, limits: Limits) -> str | None:
     off, largest = prompts.moved_before(answer.logits)
-    if off <= _allowed(largest, quant, limits):
+    if off <= max(_LEAST, _allowed(largest, quant, limits)):
         return None
     return f"the causal mask were missing: another last token changes the logits before it by {off:.3g}"
 

@@ -1,4 +1,4 @@
-"""What lies in a written ONNX folder, read back and held against the checkpoint: weights bit for bit, ends, ids.
+"""What lies in a written ONNX folder, read back and held against the checkpoint: weights bit for bit, configs.
 
 Where it differs, the likeliest cause is named.
 """
@@ -14,6 +14,7 @@ from modicum.exchange.layouts import relaid
 from modicum.exchange.names import EMBEDDING, HEAD
 from modicum.exchange.onnx_nodes import onnx_library
 from modicum.exchange.onnx_weights import ROUNDED, SCALES, Numbers, OnnxQuant, onnx_tensors
+from modicum.exchange.onnx_writing import genai_config
 from modicum.exchange.stored import read_json
 from modicum.store import UserError
 
@@ -24,7 +25,7 @@ def read_back(folder: Path, file: str, name: str, checkpoint: Checkpoint, quant:
     Raises UserError, `name` in front, listing what is not so.
     """
     model = onnx_library().load_model(folder / file, load_external_data=False)
-    faults = [*_outside(model, folder / file), *_ends(folder, checkpoint)]
+    faults = [*_outside(model, folder / file), *_configs(folder, checkpoint, quant)]
     if not faults:
         onnx_library().external_data_helper.load_external_data_for_model(model, str((folder / file).parent))
         found = {one.name: onnx_library().numpy_helper.to_array(one) for one in model.graph.initializer}
@@ -45,18 +46,26 @@ def _outside(model: Any, file: Path) -> Iterator[str]:
             yield f"{one.name}: lies in {there}, not in {file.name}_data beside the graph"
 
 
-def _ends(folder: Path, checkpoint: Checkpoint) -> Iterator[str]:
-    said = {
-        "generation_config.json": read_json(folder / "generation_config.json").get("eos_token_id"),
-        "genai_config.json": read_json(folder / "genai_config.json")["model"].get("eos_token_id"),
-    }
-    for name, ends in said.items():
-        if (ends if isinstance(ends, list) else [ends]) != checkpoint.stop_ids:
-            yield f"{name}: eos_token_id is {ends}, the checkpoint ends an answer at {checkpoint.stop_ids}"
+def _configs(folder: Path, checkpoint: Checkpoint, quant: OnnxQuant) -> Iterator[str]:
+    """What transformers.js and onnxruntime-genai are told of the model, of ends and of the template."""
+    ends = read_json(folder / "generation_config.json").get("eos_token_id")
+    if (ends if isinstance(ends, list) else [ends]) != checkpoint.stop_ids:
+        yield f"generation_config.json: eos_token_id is {ends}, the checkpoint ends an answer at {checkpoint.stop_ids}"
+    yield from _other_values(read_json(folder / "genai_config.json"), genai_config(checkpoint, quant))
     config, ours = (read_json(place / "config.json") for place in (folder, checkpoint.path))
     differing = [key for key, value in ours.items() if config.get(key) != value]
     if differing:
         yield f"config.json: {', '.join(differing)} not as in the checkpoint's"
+    if read_json(folder / "tokenizer_config.json").get("chat_template") != checkpoint.tokenizer.chat_template:
+        yield "tokenizer_config.json: chat_template is not the checkpoint's, and transformers.js has no other"
+
+
+def _other_values(found: Any, wanted: Any, place: str = "") -> Iterator[str]:
+    if isinstance(found, dict) and isinstance(wanted, dict):
+        for key in sorted({*found, *wanted}):
+            yield from _other_values(found.get(key), wanted.get(key), f"{place}.{key}" if place else key)
+    elif found != wanted:
+        yield f"genai_config.json: {place} is {found}, should be {wanted}"
 
 
 def _vocabulary(found: dict[str, Numbers], checkpoint: Checkpoint) -> Iterator[str]:

@@ -38,7 +38,7 @@ class Run:
 @dataclass(frozen=True)
 class OnnxAnswer:
     """inputs and outputs: name to [type, shape]; logits: (B, T, V) float32 of each run; greedy: how each text begun
-    goes on. The speed is that of those, one after the other; the memory what loading and they took."""
+    goes on. The speed is that of the last of those; the memory what loading and they took."""
 
     inputs: dict[str, list[Any]]
     outputs: dict[str, list[Any]]

@@ -13,7 +13,7 @@ from unicodedata import normalize, ucd_3_2_0
 from tokenizers import Tokenizer as PlainTokenizer
 
 from modicum.store import UserError
-from modicum.tokenizer import Tokenizer
+from modicum.tokenizer import Tokenizer, load_tokenizer
 from modicum.tokenizer.sentencepiece_model import ADVERSARIAL
 
 UNICODE = ucd_3_2_0.unidata_version
@@ -26,16 +26,39 @@ _FRAGMENTS = (
 )  # fmt: skip
 
 
-def agreed_strings(tokenizer: Tokenizer, count: int) -> list[str]:
-    """`count` strings, always the same for a tokenizer; in NFC where it makes that of one, for llama.cpp does not."""
+def agreed_strings(tokenizer: Tokenizer, count: int, *, composed: bool = False) -> list[str]:
+    """`count` strings, always the same for a tokenizer. composed: in NFC where it makes that of one, for those who do
+    not, as llama.cpp."""
     strings = [*ADVERSARIAL, *_random(tokenizer, count)][:count]
-    composes = tokenizer.decode(tokenizer.encode("e\u0301")) == "\u00e9"
+    composes = composed and tokenizer.decode(tokenizer.encode("e\u0301")) == "\u00e9"
     return [normalize("NFC", string) for string in strings] if composes else strings
 
 
-def check_ids(folder: Path, name: str, tokenizer: Tokenizer, strings: list[str]) -> None:
+def check_tokenizer(folder: Path, name: str, tokenizer: Tokenizer, strings: list[str]) -> None:
     """Raises UserError unless the tokenizers library gives, by the written tokenizer.json, the tokenizer's ids to
-    `strings`, in which the names of control tokens are text."""
+    `strings`, in which the names of control tokens are text; and unless the written files make the same tokenizer,
+    with its template, its roles and what stands around a text."""
+    _check_ids(folder, name, tokenizer, strings)
+    try:
+        found = load_tokenizer(folder, missing="keep")
+    except UserError as error:
+        told = str(error).replace(f"{folder}/", "")
+        raise UserError(f"{name}: its tokenizer cannot be read back, and it was not written\n  {told}") from None
+    faults = []
+    if found.definition != tokenizer.definition:
+        faults.append("tokenizer.json: is not the checkpoint's")
+    if found.chat_template != tokenizer.chat_template:
+        faults.append("chat_template.jinja: is not the checkpoint's")
+    if found.roles != tokenizer.roles:
+        faults.append(
+            "tokenizer_config.json, or the post_processor in tokenizer.json: tokens have other roles than in the "
+            "checkpoint"
+        )
+    if faults:
+        raise UserError("\n  ".join([f"{name}: read back, it is not the checkpoint, and was not written", *faults]))
+
+
+def _check_ids(folder: Path, name: str, tokenizer: Tokenizer, strings: list[str]) -> None:
     theirs = PlainTokenizer.from_file(str(folder / "tokenizer.json"))
     theirs.encode_special_tokens = True
     found = [one.ids for one in theirs.encode_batch(strings, add_special_tokens=False)]
