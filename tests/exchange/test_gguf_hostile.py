@@ -124,6 +124,36 @@ def test_a_lie_is_refused_by_its_name(change, word, whole, refused):
     assert re.search(word, refused(change(whole)))
 
 
+ROGUE = "\x1b[2J\nwarn"  # clears a screen and begins a line; as long as blk.0.ffn, attention and eos_token
+NAMED = f"{ROGUE}_up.weight"
+
+
+def _renamed(whole):
+    return whole.replace(b"blk.0.ffn_up.weight", NAMED.encode())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _renamed,
+        lambda d: _tensor(_renamed(d), NAMED, kind=77),
+        lambda d: _tensor(_renamed(d), NAMED, shape=(0, 96)),
+        lambda d: _tensor(_renamed(d), NAMED, offset=7),
+        lambda d: _tensor(_renamed(d), NAMED, offset=0),
+        lambda d: _tensor(_renamed(d), NAMED, dimensions=2**31),
+        lambda d: d.replace(b"llama.attention.value_length", f"llama.{ROGUE}.value_length".encode()),
+        lambda d: _with(
+            d.replace(b"ggml.eos_token_id", f"ggml.{ROGUE}_id".encode()), f"tokenizer.ggml.{ROGUE}_id", "<I", 99
+        ),
+    ],
+)
+def test_what_a_file_calls_its_parts_does_nothing_to_a_terminal(change, whole, refused):
+    told = refused(change(whole))
+    assert "\x1b" not in told
+    assert r"\x1b[2J\nwarn" in told
+    assert not any(line.startswith("warn") for line in told.splitlines())
+
+
 COUNTS = {"tensors": 8, "keys": 16, "a key's length": 24}
 
 

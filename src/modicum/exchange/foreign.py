@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from modicum.exchange.described import Described, describe
-from modicum.exchange.names import EMBEDDING, HEAD, Dialect, foreign_names, weight_shapes
+from modicum.exchange.names import EMBEDDING, HEAD, Dialect, foreign_names, shown, weight_shapes
 from modicum.exchange.stored import Stored, find_stored, read_json
 from modicum.model import ModelConfig
 from modicum.store import UserError
@@ -137,7 +137,9 @@ def _check_claims(
     if config.tie_word_embeddings and HEAD in claims:
         wanted[HEAD] = shapes[EMBEDDING]
     faults = [f"{name}: missing" for name in wanted if name not in claims]
-    faults += [f"{name}: left over, this model has no such weight" for name in sorted(claims) if name not in wanted]
+    faults += [
+        f"{shown(name)}: left over, this model has no such weight" for name in sorted(claims) if name not in wanted
+    ]
     faults += [
         f"{name}: has shape {list(claims[name].shape)}, the config asks for {list(shape)}"
         for name, shape in wanted.items()

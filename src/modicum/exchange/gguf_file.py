@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modicum.exchange.gguf_weights import K_QUANTS, TYPES, Quant
+from modicum.exchange.names import shown
 from modicum.store import UserError
 
 T = TypeVar("T")
@@ -164,9 +165,9 @@ def _keys(reading: _Reading) -> tuple[dict[str, Any], int]:
     for _ in range(keys):
         key = reading.text("a key", _LONGEST_NAME)
         if key in values:
-            raise UserError(f"{path}: has the key {key[:80]} twice")
+            raise UserError(f"{path}: has the key {shown(key)} twice")
         kind = reading.number("I")
-        values[key] = reading.items(key[:80]) if kind == _LIST else reading.value(kind, key[:80])
+        values[key] = reading.items(shown(key)) if kind == _LIST else reading.value(kind, shown(key))
     return values, tensors
 
 
@@ -186,7 +187,7 @@ def _claim(reading: _Reading) -> tuple[str, tuple[int, ...], int, int]:
     name = reading.text("a tensor's name", _LONGEST_NAME)
     dimensions = reading.number("I")
     if not 1 <= dimensions <= 4:
-        raise UserError(f"{reading.path}: {name[:80]} has {dimensions:,} dimensions; a tensor has one to four")
+        raise UserError(f"{reading.path}: {shown(name)} has {dimensions:,} dimensions; a tensor has one to four")
     shape = tuple(reversed([reading.number("Q") for _ in range(dimensions)]))
     return name, shape, reading.number("I"), reading.number("Q")
 
@@ -200,16 +201,16 @@ def _placed(
     for name, shape, number, offset in claims:
         if number not in _KINDS:
             kinds = ", ".join(_KINDS.values())
-            faults.append(f"{name[:80]}: of type {_OTHER_KINDS.get(number, number)}; those that are read: {kinds}")
+            faults.append(f"{shown(name)}: of type {_OTHER_KINDS.get(number, number)}; those that are read: {kinds}")
             continue
         kind = _KINDS[number]
         _, block, width = TYPES[kind]
         if name in found:
-            faults.append(f"{name[:80]}: stands in it twice")
+            faults.append(f"{shown(name)}: stands in it twice")
         elif min(shape) < 1 or shape[-1] % block:
-            faults.append(f"{name[:80]}: {kind} has no shape {list(shape)}")
+            faults.append(f"{shown(name)}: {kind} has no shape {list(shape)}")
         elif offset % step or start + offset + math.prod(shape) // block * width > size:
-            faults.append(f"{name[:80]}: {list(shape)} {kind} at {offset:,} do not lie in {size:,} bytes")
+            faults.append(f"{shown(name)}: {list(shape)} {kind} at {offset:,} do not lie in {size:,} bytes")
         else:
             found[name] = Placed(shape, kind, start + offset, math.prod(shape) // block * width)
     faults += list(_shared(found))
@@ -225,4 +226,4 @@ def _shared(found: dict[str, Placed]) -> Iterator[str]:
     ordered = sorted(found.items(), key=lambda item: item[1].start)
     for (name, place), (after, other) in pairwise(ordered):
         if place.start + place.size > other.start:
-            yield f"{after[:80]}: shares bytes with {name[:80]}"
+            yield f"{shown(after)}: shares bytes with {shown(name)}"

@@ -13,6 +13,7 @@ from modicum.exchange.foreign import Foreign, read_weights
 from modicum.exchange.gguf_file import GgufFile
 from modicum.exchange.gguf_metadata import LAYOUTS, LLAMA3_FIELDS, LLAMA3_KEYS, frequency_factors, usual_sharpness
 from modicum.exchange.gguf_weights import FREQUENCIES, Quant, unpacked
+from modicum.exchange.names import shown
 from modicum.exchange.stored import Claim, Stored
 from modicum.model import ModelConfig
 from modicum.store import UserError
@@ -81,7 +82,7 @@ def _config(file: GgufFile) -> ModelConfig:
         faults.append("token_embd.weight: missing")
     elif values.get("vocab_size", embedding.shape[0]) != embedding.shape[0]:
         faults.append(
-            f"vocab_size: {str(values['vocab_size'])[:60]}, and the embedding has {embedding.shape[0]:,} rows"
+            f"vocab_size: {shown(str(values['vocab_size']))}, and the embedding has {embedding.shape[0]:,} rows"
         )
     if faults or embedding is None:
         raise UserError("\n".join([f"{file.path}: not a model that is known here", *(f"  {f}" for f in faults)]))
@@ -114,11 +115,13 @@ def _fields(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         if value is None:
             faults += [] if key in _OPTIONAL else [f"{key}: missing"]
         elif type(value) is not int and (key in _SIZES or type(value) is not float):
-            faults.append(f"{key}: expected a number, found {str(value)[:60]}")
+            faults.append(f"{key}: expected a number, found {shown(str(value))}")
         else:
             found[field] = value if key in _SIZES else float(value)
     known = {*_SIZES, *_NUMBERS, *_READ_ELSEWHERE}
-    faults += [f"{key}: not known here" for key in values if key not in known and not key.startswith("rope.scaling.")]
+    faults += [
+        f"{shown(key)}: not known here" for key in values if key not in known and not key.startswith("rope.scaling.")
+    ]
     if values.get("expert_count"):
         faults.append(f"expert_count {values['expert_count']}: a mixture of experts")
     return found, faults
@@ -130,7 +133,7 @@ def _scaling(values: Mapping[str, Any]) -> tuple[dict[str, Any] | None, list[str
     kind = given.pop("type", "none")
     given.pop("finetuned", None)
     if kind == "none":
-        return None, [f"rope.scaling.{key}: without a type" for key in given]
+        return None, [f"rope.scaling.{shown(key)}: without a type" for key in given]
     if kind not in ("linear", "yarn"):
         return None, [f"rope.scaling.type {str(kind)[:60]!r}: linear and yarn are read"]
     share = given.pop("attn_factor", None)

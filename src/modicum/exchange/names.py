@@ -79,3 +79,8 @@ def _translated(dialect: Dialect, name: str) -> str:
     module, kind = inside.rsplit(".", 1)
     theirs = {row[0]: row[1 + _DIALECTS.index(dialect)] for row in _MODULES}
     return f"{prefix}{theirs[module]}.{kind}"
+
+
+def shown(text: str) -> str:
+    """The first 80 characters of what a file says, escaped, so that a terminal shows them and does no more."""
+    return text[:80].encode("unicode_escape").decode("ascii")[:80]
