@@ -41,7 +41,16 @@ def checkpoint(tokenizer, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
+    return _written(tmp_path_factory, range(0, 96, 2))
+
+
+@pytest.fixture(scope="module")
+def heldout(tmp_path_factory):
+    """Pieces that begin elsewhere than those of `text`."""
+    return _written(tmp_path_factory, range(1, 97, 2))
+
+
+def _written(tmp_path_factory, shifts):
     file = tmp_path_factory.mktemp("text") / "text.jsonl"
-    pieces = [TEXT[shift:] + TEXT for shift in range(0, 96, 2)]
-    file.write_text("\n".join(json.dumps({"text": piece}) for piece in pieces))
+    file.write_text("\n".join(json.dumps({"text": TEXT[shift:] + TEXT}) for shift in shifts))
     return file

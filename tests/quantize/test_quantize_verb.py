@@ -14,9 +14,9 @@ def run(*words):
     return CliRunner().invoke(app, ["quantize", *map(str, words)])
 
 
-def test_the_table_has_both_sides_and_the_folder(checkpoint, text, tmp_path):
+def test_the_table_has_both_sides_and_the_folder(checkpoint, text, heldout, tmp_path):
     ended = run(
-        checkpoint, "--to", "int4", "--text", text, "--heldout", text, "--max-kl", "0.5", "--out", tmp_path / "out"
+        checkpoint, "--to", "int4", "--text", text, "--heldout", heldout, "--max-kl", "0.5", "--out", tmp_path / "out"
     )
     assert ended.exit_code == 0, ended.output
     for words in ("full precision", "bits per byte", "tokens/s", "KL divergence", "top-1 agreement", "of 4 bits"):
@@ -25,8 +25,8 @@ def test_the_table_has_both_sides_and_the_folder(checkpoint, text, tmp_path):
     assert f"written: {tmp_path / 'out'}" in ended.output
 
 
-def test_json_has_every_figure(checkpoint, text, tmp_path):
-    ended = run(checkpoint, "--to", "int8", "--heldout", text, "--out", tmp_path / "out", "--json")
+def test_json_has_every_figure(checkpoint, heldout, tmp_path):
+    ended = run(checkpoint, "--to", "int8", "--heldout", heldout, "--out", tmp_path / "out", "--json")
     found = json.loads(ended.stdout)
     assert found["cost"].keys() == {"disk_bytes", "load_seconds", "tokens_per_second", "memory_bytes"}
     assert found["judged"]["quality"]["mean_kl"] <= found["limits"]["mean_kl"]

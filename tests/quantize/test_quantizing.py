@@ -1,6 +1,7 @@
 """From a checkpoint to one of rounded weights: what is written, what is measured, what is refused."""
 
 import json
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -15,8 +16,8 @@ from modicum.quantize.texts import equal_rows
 from modicum.store import UserError
 
 
-def test_eight_bits_are_a_quarter_of_the_size_and_say_the_same(checkpoint, text, tmp_path):
-    report = quantize_checkpoint(checkpoint, to="int8", out=tmp_path / "int8", text=text, heldout=text)
+def test_eight_bits_are_a_quarter_of_the_size_and_say_the_same(checkpoint, text, heldout, tmp_path):
+    report = quantize_checkpoint(checkpoint, to="int8", out=tmp_path / "int8", text=text, heldout=heldout)
     assert report.judged.quality.mean_kl <= 2e-3
     assert report.judged.quality.agreement >= 0.985
     assert report.cost.disk_bytes < 0.35 * report.full.disk_bytes
@@ -24,7 +25,9 @@ def test_eight_bits_are_a_quarter_of_the_size_and_say_the_same(checkpoint, text,
     assert set(report.bits.values()) == {8}
     written = json.loads((tmp_path / "int8" / "quantize.json").read_text())["judged"]
     assert written["quality"]["mean_kl"] == report.judged.quality.mean_kl
-    assert written["source"] == str(text)
+    assert written["source"] == str(heldout)
+    assert report.fitted_to == str(text)
+    assert json.loads((tmp_path / "int8" / "quantize.json").read_text())["fitted_to"] == str(text)
     loaded = load_checkpoint(tmp_path / "int8")
     prompt = [[loaded.tokenizer.bos_id]]
     params = SamplingParams(temperature=0, max_new_tokens=20)
@@ -32,8 +35,8 @@ def test_eight_bits_are_a_quarter_of_the_size_and_say_the_same(checkpoint, text,
     assert Generator(loaded.model(), loaded.tokenizer, stop_ids=[]).generate(prompt, params)[0].ids == full[0].ids
 
 
-def test_the_figures_are_those_of_the_files(checkpoint, text, tmp_path):
-    report = quantize_checkpoint(checkpoint, to="int4", out=tmp_path / "int4", text=text, heldout=text, max_kl=0.5)
+def test_the_figures_are_those_of_the_files(checkpoint, text, heldout, tmp_path):
+    report = quantize_checkpoint(checkpoint, to="int4", out=tmp_path / "int4", text=text, heldout=heldout, max_kl=0.5)
     assert report.full.disk_bytes == (checkpoint / "model.safetensors").stat().st_size
     assert report.cost.disk_bytes == (tmp_path / "int4" / "model.safetensors").stat().st_size
     assert report.bits["model.embed_tokens"] == 8
@@ -41,10 +44,12 @@ def test_the_figures_are_those_of_the_files(checkpoint, text, tmp_path):
     assert set(report.costs) == set(report.bits)
 
 
-def test_a_budget_gives_more_bits_to_what_costs_most_and_is_met(checkpoint, text, tmp_path):
-    loose = quantize_checkpoint(checkpoint, to="int4", out=tmp_path / "loose", text=text, heldout=text, max_kl=5)
+def test_a_budget_gives_more_bits_to_what_costs_most_and_is_met(checkpoint, text, heldout, tmp_path):
+    loose = quantize_checkpoint(checkpoint, to="int4", out=tmp_path / "loose", text=text, heldout=heldout, max_kl=5)
     budget = loose.judged.quality.mean_kl / 3
-    tight = quantize_checkpoint(checkpoint, to="int4", out=tmp_path / "tight", text=text, heldout=text, max_kl=budget)
+    tight = quantize_checkpoint(
+        checkpoint, to="int4", out=tmp_path / "tight", text=text, heldout=heldout, max_kl=budget
+    )
     assert loose.promoted == ()
     assert tight.judged.quality.mean_kl <= budget < loose.judged.quality.mean_kl
     assert 0 < len(tight.promoted) < 14
@@ -53,41 +58,71 @@ def test_a_budget_gives_more_bits_to_what_costs_most_and_is_met(checkpoint, text
     assert max(worth, key=worth.get) in tight.promoted
 
 
-def test_above_the_limits_nothing_is_written_and_the_figure_is_named(checkpoint, text, tmp_path):
+def test_above_the_limits_nothing_is_written_and_the_figure_is_named(checkpoint, text, heldout, tmp_path):
     with pytest.raises(UserError, match=r"mean KL divergence .*, allowed 1e-09"):
-        quantize_checkpoint(checkpoint, to="int4", out=tmp_path / "out", text=text, heldout=text, max_kl=1e-9)
+        quantize_checkpoint(checkpoint, to="int4", out=tmp_path / "out", text=text, heldout=heldout, max_kl=1e-9)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_fault_of_writing_is_seen_in_the_file_and_nothing_is_kept(checkpoint, text, tmp_path, monkeypatch):
+def test_a_fault_of_writing_is_seen_in_the_file_and_nothing_is_kept(checkpoint, text, heldout, tmp_path, monkeypatch):
     def emptied(matrices, *, tied):
         return {name: tensor * 0 for name, tensor in rounded_tensors(matrices, tied=tied).items()}
 
     monkeypatch.setattr("modicum.checkpoint.save.rounded_tensors", emptied)
     with pytest.raises(UserError, match="not what was measured before it was written"):
-        quantize_checkpoint(checkpoint, to="int8", out=tmp_path / "out", text=text, heldout=text)
+        quantize_checkpoint(checkpoint, to="int8", out=tmp_path / "out", text=text, heldout=heldout)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_a_budget_the_limits_refuse(checkpoint, text, tmp_path, monkeypatch):
+def test_without_a_budget_the_limits_refuse(checkpoint, text, heldout, tmp_path, monkeypatch):
     monkeypatch.setitem(quantizing.LIMITS, "int4", quantizing.Limits(1e-9, 1, 0))
     with pytest.raises(UserError, match="--max-kl gives some matrices more bits"):
-        quantize_checkpoint(checkpoint, to="int4", out=tmp_path / "out", text=text, heldout=text)
+        quantize_checkpoint(checkpoint, to="int4", out=tmp_path / "out", text=text, heldout=heldout)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_its_own_texts_judge_where_none_is_given(checkpoint, tmp_path):
     report = quantize_checkpoint(checkpoint, to="int8", out=tmp_path / "out")
-    assert report.judged.source == "the model's own texts"
+    assert report.judged.source == report.fitted_to == "the model's own texts"
     assert report.judged.quality.positions > 500
 
 
-def test_what_is_rounded_already_is_refused(checkpoint, text, tmp_path):
-    quantize_checkpoint(checkpoint, to="int8", out=tmp_path / "once", text=text, heldout=text)
+@pytest.mark.parametrize("by", ["its name", "a link"])
+def test_what_is_fitted_to_does_not_judge(by, checkpoint, text, tmp_path):
+    (tmp_path / "link").symlink_to(text)
+    same = tmp_path / "link" if by == "a link" else text
+    with pytest.raises(UserError, match="is what --text fits to"):
+        quantize_checkpoint(checkpoint, to="int8", out=tmp_path / "out", text=text, heldout=same)
+
+
+@pytest.mark.parametrize("how", [{"max_kl": 5}, {"tune_steps": 2, "max_kl": 5}, {}])
+def test_what_chooses_does_not_give_the_figures(how, checkpoint, text, heldout, tmp_path, monkeypatch):
+    judges = []
+
+    class Spied(quantizing.Judge):
+        def __init__(self, full, texts):
+            judges.append({tuple(row.tolist()) for row in texts.rows})
+            super().__init__(full, texts)
+
+    monkeypatch.setattr(quantizing, "Judge", Spied)
+    report = quantize_checkpoint(checkpoint, to="int8", out=tmp_path / "out", text=text, heldout=heldout, **how)
+    assert len(judges) == (2 if how else 1)
+    assert report.judged.texts == len(judges[-1])
+    assert not how or not judges[0] & judges[1]
+
+
+def test_the_speed_is_that_of_the_second_answer(tokenizer):
+    waits = iter((0.0, 0.2))
+    generator = SimpleNamespace(context=21, generate=lambda *_: time.sleep(next(waits)))
+    assert quantizing._speed(generator, tokenizer) == pytest.approx(20 / 0.2, rel=0.3)
+
+
+def test_what_is_rounded_already_is_refused(checkpoint, text, heldout, tmp_path):
+    quantize_checkpoint(checkpoint, to="int8", out=tmp_path / "once", text=text, heldout=heldout)
     with pytest.raises(UserError, match="rounded to 8 bits"):
-        quantize_checkpoint(tmp_path / "once", to="int4", out=tmp_path / "twice", text=text, heldout=text)
+        quantize_checkpoint(tmp_path / "once", to="int4", out=tmp_path / "twice", text=text, heldout=heldout)
     with pytest.raises(UserError, match="is not empty"):
-        quantize_checkpoint(checkpoint, to="int8", out=tmp_path / "once", text=text, heldout=text)
+        quantize_checkpoint(checkpoint, to="int8", out=tmp_path / "once", text=text, heldout=heldout)
 
 
 def test_too_little_text_and_none_for_tuning_are_refused(checkpoint, tmp_path):
@@ -103,21 +138,21 @@ def test_too_little_text_and_none_for_tuning_are_refused(checkpoint, tmp_path):
         quantize_checkpoint(checkpoint, to="int4", out=tmp_path / "out", tune_steps=5)
 
 
-def test_tuning_brings_four_bits_nearer_to_full_precision(checkpoint, text, tmp_path):
-    plain = quantize_checkpoint(checkpoint, to="int4", out=tmp_path / "plain", text=text, heldout=text, max_kl=5)
+def test_tuning_brings_four_bits_nearer_to_full_precision(checkpoint, text, heldout, tmp_path):
+    plain = quantize_checkpoint(checkpoint, to="int4", out=tmp_path / "plain", text=text, heldout=heldout, max_kl=5)
     tuned = quantize_checkpoint(
-        checkpoint, to="int4", out=tmp_path / "tuned", text=text, heldout=text, max_kl=5, tune_steps=30
+        checkpoint, to="int4", out=tmp_path / "tuned", text=text, heldout=heldout, max_kl=5, tune_steps=30
     )
     assert tuned.judged.quality.mean_kl < 0.6 * plain.judged.quality.mean_kl
     assert tuned.tuned_steps == 30
     assert tuned.bits == plain.bits
 
 
-def test_tuning_that_does_harm_is_left_out_and_said(checkpoint, text, tmp_path, monkeypatch):
-    plain = quantize_checkpoint(checkpoint, to="int4", out=tmp_path / "plain", text=text, heldout=text, max_kl=5)
+def test_tuning_that_does_harm_is_left_out_and_said(checkpoint, text, heldout, tmp_path, monkeypatch):
+    plain = quantize_checkpoint(checkpoint, to="int4", out=tmp_path / "plain", text=text, heldout=heldout, max_kl=5)
     monkeypatch.setattr(tuning, "_SHARE", 1.0)
     tuned = quantize_checkpoint(
-        checkpoint, to="int4", out=tmp_path / "tuned", text=text, heldout=text, max_kl=5, tune_steps=3
+        checkpoint, to="int4", out=tmp_path / "tuned", text=text, heldout=heldout, max_kl=5, tune_steps=3
     )
     assert tuned.judged.quality == plain.judged.quality
     assert tuned.tuned_steps == 0

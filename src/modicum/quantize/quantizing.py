@@ -3,7 +3,7 @@
 import copy
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,12 +11,12 @@ from modicum.checkpoint import Checkpoint, load_checkpoint
 from modicum.checkpoint.save import WEIGHTS, write_model
 from modicum.evaluate.beside import Cost, Judged
 from modicum.evaluate.divergence import Limits
-from modicum.evaluate.texts import judging_texts
+from modicum.evaluate.texts import Texts, judging_texts
 from modicum.generate import Generator, SamplingParams
 from modicum.model.native import kernel_fault
 from modicum.model.packing import BLOCK, RoundedMatrix
 from modicum.model.quantized import matrix_names
-from modicum.quantize.judging import Judge, input_moments, sensitivities
+from modicum.quantize.judging import Judge, input_moments, rounded, sensitivities
 from modicum.quantize.mixing import Mix, mix
 from modicum.quantize.rounding import round_matrix
 from modicum.quantize.texts import equal_rows, fitting_texts, token_rows
@@ -29,18 +29,20 @@ LIMITS: dict[Target, Limits] = {"int8": Limits(2e-3, 2e-2, 0.985), "int4": Limit
 _TABLE = "model.embed_tokens"
 _LENGTH, _FIT_TOKENS = 256, 8_192
 _JUDGED, _JUDGED_TOKENS = 50, 128
-_SENSITIVITY_ROWS = 10  # of those that judge: a fifth of the time, and only an order is wanted
+_SENSITIVITY_ROWS = 10  # of those that choose: less time, and only an order is wanted
+_WITHIN = 0.9  # of a budget: what is just met on the texts that choose is as soon missed on those that judge
 _TUNING_LENGTH, _SPOKEN = 128, 64
 
 
 @dataclass(frozen=True)
 class QuantizeReport:
-    """bits: of each rounded matrix. promoted: those with more than was asked for, the dearest first. costs: mean KL
-    divergence (nats) of each matrix rounded alone, where it was measured. judged: what it says beside full precision;
-    cost and full: what it and full precision cost on a CPU."""
+    """fitted_to: whose texts, in words. bits: of each rounded matrix. promoted: those with more than was asked for, the
+    dearest first. costs: mean KL divergence (nats) of each matrix rounded alone, where it was measured. judged: what it
+    says beside full precision, on texts that chose nothing; cost and full: what it and full precision cost on a CPU."""
 
     out: Path
     to: Target
+    fitted_to: str
     bits: dict[str, int]
     promoted: tuple[str, ...]
     costs: dict[str, float]
@@ -82,13 +84,16 @@ def quantize_checkpoint(
     limits = LIMITS[to].with_bounds(max_kl=max_kl, min_agreement=min_agreement)
     if tune_steps and text is None:
         raise UserError("--tune: needs --text, for a model tuned on its own texts learns nothing of others")
+    if text is not None and heldout is not None and text.resolve() == heldout.resolve():
+        raise UserError(f"--heldout {heldout}: is what --text fits to; what is fitted to must not judge, name another")
     loaded = load_checkpoint(checkpoint)
     loaded.weights  # noqa: B018 (refuses those that are rounded already)
     progress("reading the texts")
     texts = fitting_texts(text, loaded)
     fit = token_rows(loaded, texts, length=_LENGTH, tokens=_FIT_TOKENS)
     full = loaded.model().requires_grad_(False)
-    judge = Judge(full, judging_texts(loaded, heldout, texts=_JUDGED, tokens=_JUDGED_TOKENS))
+    judging = judging_texts(loaded, heldout, texts=_JUDGED, tokens=_JUDGED_TOKENS)
+    chooser, judge = _judges(full, judging, tune_steps, max_kl)
     progress(f"judging by {judge.texts.source}")
     progress("rounding")
     moments = input_moments(full, fit)
@@ -100,7 +105,7 @@ def quantize_checkpoint(
         rows = equal_rows(loaded, texts, length=_TUNING_LENGTH, tokens=tokens, fewest=ROWS)
         tuned = copy.deepcopy(full)
         learned = tune(full, tuned, matrices, rows, steps=tune_steps, say=progress)
-        if judge.mean_kl(tuned, learned) < judge.mean_kl(student, matrices):
+        if chooser.mean_kl(tuned, learned) < chooser.mean_kl(student, matrices):
             student, matrices = tuned, learned
         else:
             notes += (f"{tune_steps} updates of tuning brought it no nearer, and are not in it",)
@@ -109,10 +114,12 @@ def quantize_checkpoint(
     costs: dict[str, float] = {}
     if max_kl is not None:
         progress("measuring what each matrix costs")
-        costs = sensitivities(judge, student, matrices, rows=_SENSITIVITY_ROWS)
+        costs = sensitivities(chooser, student, matrices, rows=_SENSITIVITY_ROWS)
         better = {name: _with_more(student, name, matrix) for name, matrix in matrices.items() if _can_gain(to, matrix)}
-    chosen = mix(judge, student, matrices, better, costs, limits, say=progress)
-    faults = chosen.quality.faults(limits)
+    within = limits if max_kl is None else replace(limits, mean_kl=_WITHIN * max_kl)
+    chosen = mix(chooser, student, matrices, better, costs, within, say=progress)
+    with rounded(student, chosen.matrices):
+        faults = judge(student).faults(limits)
     if faults:
         ways = "--max-kl gives some matrices more bits, " if max_kl is None else ""
         raise UserError("\n".join([f"{checkpoint}: {to} is refused, nothing was written:", *faults, _hint(ways)]))
@@ -128,6 +135,7 @@ def quantize_checkpoint(
         report = QuantizeReport(
             out=out,
             to=to,
+            fitted_to="the model's own texts" if text is None else str(text),
             bits={name: matrix.bits for name, matrix in chosen.matrices.items()},
             promoted=chosen.promoted,
             costs=costs,
@@ -141,6 +149,18 @@ def quantize_checkpoint(
         write_json(folder / "quantize.json", {key: value for key, value in report.to_dict().items() if key != "out"})
         write_manifest(folder)
     return report
+
+
+def _judges(full: Any, texts: Texts, tune_steps: int, max_kl: float | None) -> tuple[Judge, Judge]:
+    """By whose texts anything is chosen, and by whose the result is judged: halves, for what was chosen by a text looks
+    better on it; all texts where nothing is to choose. Raises UserError for a single one."""
+    if not tune_steps and max_kl is None:
+        judge = Judge(full, texts)
+        return judge, judge
+    if len(texts.rows) < 2:
+        raise UserError(f"--heldout: a single text ({texts.source}) cannot both choose and judge; give two or more")
+    half = len(texts.rows) // 2
+    return Judge(full, replace(texts, rows=texts.rows[:half])), Judge(full, replace(texts, rows=texts.rows[half:]))
 
 
 def _hint(ways: str) -> str:
@@ -196,12 +216,10 @@ def _cost(path: Path) -> Cost:
 
 
 def _speed(generator: Generator, tokenizer: Tokenizer) -> float:
-    """Tokens a second of one greedy answer, the faster of two."""
+    """Tokens a second of one greedy answer, the second of two."""
     tokens = min(_SPOKEN, generator.context - 1)
     params = SamplingParams(temperature=0, max_new_tokens=tokens)
-    seconds = []
-    for _ in range(2):
-        start = time.perf_counter()
-        generator.generate([[tokenizer.bos_id]], params)
-        seconds.append(time.perf_counter() - start)
-    return tokens / min(seconds)
+    generator.generate([[tokenizer.bos_id]], params)
+    start = time.perf_counter()
+    generator.generate([[tokenizer.bos_id]], params)
+    return tokens / (time.perf_counter() - start)
