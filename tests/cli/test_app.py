@@ -1,5 +1,6 @@
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -55,6 +56,27 @@ def test_sigterm_clears_away_what_is_half_written(tmp_path, capsys):
     def work():
         with atomic_directory(tmp_path / "out") as folder:
             (folder / "half").touch()
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(30)
+
+    before = signal.getsignal(signal.SIGTERM)
+    assert cli._status(work) == 143
+    assert list(tmp_path.iterdir()) == []
+    assert capsys.readouterr().err == "stopped: by SIGTERM\n"
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_second_sigterm_does_not_stop_the_clearing_away(tmp_path, monkeypatch, capsys):
+    clear = shutil.rmtree
+
+    def clear_and_be_told_again(folder, **how):
+        os.kill(os.getpid(), signal.SIGTERM)
+        clear(folder, **how)
+
+    def work():
+        with atomic_directory(tmp_path / "out") as folder:
+            (folder / "half").touch()
+            monkeypatch.setattr(shutil, "rmtree", clear_and_be_told_again)
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(30)
 

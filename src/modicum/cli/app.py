@@ -98,7 +98,7 @@ def _status(call: Callable[[], None]) -> int:
 
 
 class _Terminated(BaseException):
-    """SIGTERM: what is half written is cleared away on its way out, as with Ctrl-C."""
+    """SIGTERM: what is half written is cleared away on its way out, as with Ctrl-C; a second one does not stop that."""
 
 
 @contextmanager
@@ -113,6 +113,7 @@ def _terminable() -> Iterator[None]:
         if os.getpid() != owner:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
+        signal.signal(number, signal.SIG_IGN)
         raise _Terminated
 
     former = signal.signal(signal.SIGTERM, end)
