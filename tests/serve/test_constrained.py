@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 from talking import ask
 
-from modicum.serve import Limits
+from modicum.serve import Limits, chat, completions
 from modicum.serve.constrain import Grammars, json_grammar
 from modicum.serve.errors import ApiError
 
@@ -123,6 +123,26 @@ def test_compiled_grammars_are_kept_and_their_number_is_bounded(masks, monkeypat
     _, made = masks([{"const": number} for number in (0, 1, 2, 3, 3, 2)], count=8, grammars=3)
     assert len(made) == 3
     assert len(compiled) == 4
+
+
+def test_other_requests_do_not_wait_while_a_grammar_is_read(server, monkeypatch):
+    """It is read in a thread that runs no event loop."""
+    for module in (chat, completions):
+        monkeypatch.setattr(module, "wanted_grammar", outside_of_a_loop(module.wanted_grammar))
+    wanted = {"response_format": by_schema({"const": 1}), "model": "nano"}
+    with server.http() as http:
+        for path, asked in (("chat/completions", request()), ("completions", {"prompt": "go"})):
+            response = http.post(f"/v1/{path}", json={**asked, **wanted})
+            assert response.status_code == 200, response.text
+
+
+def outside_of_a_loop(work):
+    def checked(*given):
+        with pytest.raises(RuntimeError, match="no running event loop"):
+            asyncio.get_running_loop()
+        return work(*given)
+
+    return checked
 
 
 def test_a_schema_that_takes_too_long_to_compile_is_refused(masks):

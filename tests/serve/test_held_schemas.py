@@ -1,6 +1,7 @@
 """Every keyword of a client's schema is held, says nothing of what is valid, or is refused by its name and place."""
 
 import json
+import tracemalloc
 
 import jsonschema
 import llguidance
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from json_schemas import SCHEMAS
 from jsonschema_specifications import REGISTRY as SPECIFICATIONS
 
-from modicum.serve import Limits, grammar_child
+from modicum.serve import Limits, grammar_child, schemas
 from modicum.serve.constrain import client_grammar, json_grammar
 from modicum.serve.errors import ApiError
 from modicum.serve.schemas import ANNOTATIONS, FOLLOWED, check_schema
@@ -48,6 +49,20 @@ HELD = {
     "multipleOf": ({"type": "integer", "multipleOf": 3}, "9", "8"),
 }
 BYTES = grammar_child.vocabulary([*(bytes([byte]) for byte in range(256)), b"<end>"], [256], [256])
+
+
+LOST = [
+    "",
+    "anyOf",
+    "anyOf/1",
+    "anyOf/00",
+    "anyOf/x",
+    "properties",
+    "properties/a/b",
+    "properties/a",
+    "anyOf/0/type",
+    "items",
+]
 
 
 def allows(grammar, text):
@@ -138,6 +153,7 @@ def test_annotations_change_nothing():
         ({"$ref": "#/default", "default": {"requird": 1}, "$defs": {"a": {"$anchor": "/default"}}}, "$ref"),
         ({"$ref": "#/$defs/none", "$defs": {}}, "$ref"),
         ({"$ref": "https://example.org/s"}, "$ref"),
+        *(({"$ref": f"#/{place}", "anyOf": [NULL], "properties": {"a/b": NULL}}, "$ref") for place in LOST),
         ({"$defs": {"a": {"$id": "urn:a"}}}, "$id"),
         ({"items": {"$schema": "http://json-schema.org/draft-04/schema#"}}, "$schema"),
         ({"type": "array", "prefixItems": [NULL], "additionalItems": False}, "additionalItems"),
@@ -154,10 +170,10 @@ def test_what_would_be_held_in_part_is_refused(schema, word):
     assert word in said_of(schema)
 
 
-@pytest.mark.parametrize("reference", ["#", "#/$defs/a%62", "#/properties/x", "#there", "#/anyOf/0"])
+@pytest.mark.parametrize("reference", ["#", "#/$defs/a%62", "#/properties/x", "#there", "#/anyOf/0", "#/$defs/~01~1"])
 def test_references_within_a_schema_are_followed(reference):
     schema = {
-        "$defs": {"ab": NULL, "c": {"$anchor": "there", **NULL}},
+        "$defs": {"ab": NULL, "~1/": NULL, "c": {"$anchor": "there", **NULL}},
         "anyOf": [NULL, {"properties": {"y": {"$ref": reference}}, "required": ["y"], "type": "object"}],
         "properties": {"x": NULL},
     }
@@ -186,3 +202,45 @@ def test_a_schema_within_a_clients_grammar_is_held_as_one_by_itself():
         with pytest.raises(ApiError) as error:
             client_grammar(f"start: %json {schema}", Limits(), param="p")
         assert error.value.status == 400
+
+
+@pytest.mark.parametrize(
+    "text", ['"%json {}"', r'"\"%json 1"', "/%json {}/", r"/\/%json {}/", '"a" // %json {}', '"%json']
+)
+def test_the_letters_of_a_schema_elsewhere_are_refused_with_the_reason(text):
+    with pytest.raises(ApiError, match="not in a string, a comment or a regular expression") as error:
+        client_grammar(f"start: {text}", Limits(), param="p")
+    assert error.value.status == 400
+
+
+def test_strings_comments_and_expressions_before_a_schema_hide_nothing():
+    text = r"""start: "\"/" A x // it's "so
+        A: /[a"]\/+/
+        x: %json {"const": 3}"""
+    grammar = client_grammar(text, Limits(), param="p")
+    assert allows(grammar, '"/a//3')
+    assert not allows(grammar, '"/a//4')
+
+
+def test_many_schemas_in_one_grammar_are_refused_by_what_they_come_to():
+    with pytest.raises(ApiError, match="come to more than 262,144 bytes"):
+        client_grammar("start: " + "%json 1 " * 8000, Limits(), param="p")
+
+
+def test_long_names_above_many_schemas_are_not_written_for_each():
+    schema = {"properties": {"n" * 30_000: {"properties": {f"{number}": {} for number in range(2600)}}}}
+    tracemalloc.start()
+    check_schema(schema, Limits(), "p")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 10e6
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [({"type": "string", "format": "date"}, '"2023-02-29"'), ({"type": "string", "pattern": "^.$"}, '"\u2028"')],
+)
+def test_what_is_held_less_than_it_says_is_named(schema, text):
+    """The docstring of the page names both; where one is held one day, it is to go there."""
+    assert allows(json_grammar(schema, Limits(), param="p"), text)
+    assert all(word in schemas.__doc__ for word in ("`format`", "`pattern`"))

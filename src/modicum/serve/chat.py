@@ -12,6 +12,7 @@ from modicum.serve.answers import Answers, EventStream, unless_disconnected
 from modicum.serve.constrain import GrammarMask, lark_grammar
 from modicum.serve.errors import bad_request, json_response
 from modicum.serve.head import Head
+from modicum.serve.limits import Limits
 from modicum.serve.logprobs import TokenLog, chat_logprobs
 from modicum.serve.prompts import Prompt, chat_prompt
 from modicum.serve.requests import ChatRequest, GrammarFormat, Tool
@@ -45,7 +46,7 @@ async def complete_chat(service: Service, request: Request, body: ChatRequest) -
         body, served.generator, service.limits, max_tokens=limit, top_logprobs=body.top_logprobs or 0
     )
     prompt = await service.prepare(partial(chat_prompt, served.generator, body.messages, tools))
-    masks = await _masks(served, body, tools)
+    masks = await _masks(service, served, body, tools)
     answers = Answers(served.submit([prompt], params, masks), seconds=service.limits.seconds)
     choices = [_Choice(served, body, prompt, bool(tools)) for _ in params]
     head = Head.new("chatcmpl", served)
@@ -56,16 +57,23 @@ async def complete_chat(service: Service, request: Request, body: ChatRequest) -
     return Response(status_code=499) if whole is None else json_response(whole)
 
 
-async def _masks(served: Served, body: ChatRequest, tools: list[Tool]) -> "list[GrammarMask] | list[None]":
+async def _masks(
+    service: Service, served: Served, body: ChatRequest, tools: list[Tool]
+) -> "list[GrammarMask] | list[None]":
     count = body.n or 1
-    if not tools:
-        grammar, param = wanted_grammar(body, served.limits), "response_format"
-    elif isinstance(body.response_format, GrammarFormat):
-        raise bad_request("response_format: a grammar and tools cannot be had together", "response_format")
-    else:
-        grammar, param = call_grammar(body, tools, wanted_schema(body), served.limits), "tools"
-        grammar = lark_grammar(grammar, served.limits.for_tools(), param=param)
+    if not tools and body.response_format is None:
+        return [None] * count
+    grammar = await service.prepare(partial(_grammar, body, tools, served.limits))
+    param = "tools" if tools else "response_format"
     return [None] * count if grammar is None else await served.grammars.masks(grammar, count, param=param)
+
+
+def _grammar(body: ChatRequest, tools: list[Tool], limits: Limits) -> str | None:
+    if not tools:
+        return wanted_grammar(body, limits)
+    if isinstance(body.response_format, GrammarFormat):
+        raise bad_request("response_format: a grammar and tools cannot be had together", "response_format")
+    return lark_grammar(call_grammar(body, tools, wanted_schema(body), limits), limits.for_tools(), param="tools")
 
 
 class _Choice:

@@ -34,7 +34,7 @@ async def complete_text(service: Service, request: Request, body: CompletionRequ
         raise bad_request(f"prompt: prompts times n is {count}, more than {service.limits.choices}", "prompt")
     prompts = await service.prepare(partial(completion_prompts, served.generator, body))
     choices = [_Choice(served, body, prompt, i) for i, prompt in enumerate(p for p in prompts for _ in params)]
-    grammar = wanted_grammar(body, service.limits)
+    grammar = await service.prepare(partial(wanted_grammar, body, service.limits)) if body.response_format else None
     masks = [None] * count if grammar is None else await served.grammars.masks(grammar, count, param="response_format")
     answers = Answers(served.submit(prompts, params, masks), seconds=service.limits.seconds)
     head = Head.new("cmpl", served)

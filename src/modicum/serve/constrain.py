@@ -25,6 +25,8 @@ from modicum.tokenizer import Tokenizer
 from modicum.tokenizer.special import TOOL_MARKERS
 
 _SCHEMA = "%json"
+# A string, a comment or a regular expression, to its end or the text's; or the letters that begin a schema.
+_TOKEN = re.compile(r'"(?:\\.|[^"\\])*+"?|//[^\n]*|/(?:\\.|[^/\\])++/?|%json', re.DOTALL)
 
 
 class Grammars:
@@ -156,18 +158,30 @@ def lark_grammar(text: str, limits: Limits, *, param: str) -> str:
 
 
 def client_grammar(text: str, limits: Limits, *, param: str) -> str:
-    """The same of a client's text: a schema in it (`%json ...`) is held as one by itself would be."""
-    text, done, at = _text(text, limits, param), "", 0
-    while (found := text.find(_SCHEMA, at)) >= 0:
-        begins = re.compile(r"\s*").match(text, found + len(_SCHEMA))
+    """The same of a client's text: a schema in it (`%json ...`) is held as one by itself would be. Every place of these
+    letters is either that or refused, so what is read otherwise here than by llguidance gets past nothing."""
+    text, parts, size, kept, at = _text(text, limits, param), list[str](), 0, 0, 0
+    most = limits.for_tools().schema_bytes
+    while found := _TOKEN.search(text, at):
+        at = found.end()
+        if found[0] != _SCHEMA:
+            if _SCHEMA in found[0]:
+                where = "a string, a comment or a regular expression"
+                raise bad_request(f"{param}: {_SCHEMA} can stand before a JSON Schema alone, not in {where}", param)
+            continue
+        begins = re.compile(r"\s*").match(text, at)
         assert begins is not None
         try:
             schema, end = json.JSONDecoder().raw_decode(text, begins.end())
         except (ValueError, RecursionError):
             raise bad_request(f"{param}: expected a JSON Schema behind each {_SCHEMA}", param) from None
         check_schema(schema, limits, param)
-        done, at = f"{done}{text[at : begins.end()]}{spaced(schema)}", end
-    return str(llguidance.LLMatcher.grammar_from_lark(done + text[at:]))
+        parts += [text[kept : begins.end()], spaced(schema)]
+        kept = at = end
+        size += len(parts[-2]) + len(parts[-1])
+        if size > most:
+            raise bad_request(f"{param}: its schemas come to more than {most:,} bytes; take fewer of them", param)
+    return str(llguidance.LLMatcher.grammar_from_lark("".join([*parts, text[kept:]])))
 
 
 def _text(text: str, limits: Limits, param: str) -> str:

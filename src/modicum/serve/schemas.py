@@ -1,7 +1,9 @@
 """JSON Schemas of clients: held in full, or refused by the name of the keyword that cannot be, and its place.
 
 llguidance refuses keywords of JSON Schema that it does not have. It passes over those that JSON Schema does not have,
-misspelt ones among them, and a few that it has hold less than they say.
+misspelt ones among them, and a few that it has hold less than they say. Two of those are let pass: `format` holds how a
+text is written, so that a date may be a day that its month has not, and `.` in `pattern` is all but a line feed, where
+ECMAScript leaves out other ends of lines too.
 """
 
 import json
@@ -9,7 +11,7 @@ import re
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import unquote
 
 from modicum.serve.errors import ApiError, bad_request
@@ -38,6 +40,8 @@ _NUMBERS = ("const", "enum", "minimum", "maximum", "exclusiveMinimum", "exclusiv
 _LARGEST = 1 << 53  # llguidance counts in float64
 # White space between the parts of JSON: without a bound, a small model can go on with it for ever.
 _SPACE = r"( |\n {0,32})?"
+# Of a schema within a schema: that of the one around it, the keyword, and the name or number there. None: the root.
+_Place: TypeAlias = "tuple[_Place, str, str | None] | None"
 _ESCAPED = re.compile(r"\x7f|(?<!\\)(?:\\\\)*\\u00")
 
 
@@ -48,17 +52,15 @@ def check_schema(schema: Any, limits: Limits, param: str) -> None:
     if len(json.dumps(schema)) > limits.schema_bytes:
         raise bad_request(f"{param}: more than {limits.schema_bytes:,} bytes", param)
     nodes = list(_nodes(schema))
-    targets = {place for place, _ in nodes}
-    anchors = (str(node["$anchor"]) for _, node in nodes if isinstance(node, dict) and "$anchor" in node)
-    targets |= {f"#{anchor}" for anchor in anchors if "/" not in anchor}  # else it would pass for a place
+    anchors = {str(node["$anchor"]) for _, node in nodes if isinstance(node, dict) and "$anchor" in node}
     escapes = _needs_escapes(schema)
     for place, node in nodes:
         if not isinstance(node, dict):
             continue
         for keyword in node:
-            if not _known(keyword, place):
-                raise _refusal(param, place, _unknown(keyword, place))
-        if fault := _fault(node, targets, escapes):
+            if not _known(keyword, root=place is None):
+                raise _refusal(param, place, _unknown(keyword, root=place is None))
+        if fault := _fault(node, escapes) or _lost(node, schema, anchors):
             raise _refusal(param, place, fault)
 
 
@@ -81,44 +83,86 @@ def spaced(schema: Any) -> str:
     return json.dumps({**made, "x-guidance": options})
 
 
-def _nodes(schema: Any) -> Iterator[tuple[str, Any]]:
-    """Every schema within a schema, itself first, by its place as `$ref` writes it."""
-    waiting = deque([("#", schema)])
+def _nodes(schema: Any) -> Iterator[tuple[_Place, Any]]:
+    """Every schema within a schema, itself first, and its place."""
+    waiting = deque[tuple[_Place, Any]]([(None, schema)])
     while waiting:
         place, node = waiting.popleft()
         yield place, node
         for keyword, value in node.items() if isinstance(node, dict) else ():
             if keyword in _OF_NAMES | _DEFINITIONS and isinstance(value, dict):
-                waiting.extend((f"{place}/{keyword}/{_escaped(name)}", child) for name, child in value.items())
+                waiting.extend(((place, keyword, name), child) for name, child in value.items())
             elif isinstance(value, list) and (keyword in _LISTS or keyword == "items"):
-                waiting.extend((f"{place}/{keyword}/{number}", child) for number, child in enumerate(value))
+                waiting.extend(((place, keyword, str(number)), child) for number, child in enumerate(value))
             elif keyword in _SINGLE:
-                waiting.append((f"{place}/{keyword}", value))
+                waiting.append(((place, keyword, None), value))
+
+
+def _written(place: _Place) -> str:
+    """A place as `$ref` writes it."""
+    parts = list[str]()
+    while place is not None:
+        place, keyword, name = place
+        parts += [keyword] if name is None else [_escaped(name), keyword]
+    return "/".join(["#", *reversed(parts)])
+
+
+def _is_place(target: str, schema: Any) -> bool:
+    """Whether a schema stands there in a schema."""
+    first, *parts = target.split("/")
+    waiting, node = deque(parts), schema
+    while waiting and isinstance(node, dict):
+        keyword = waiting.popleft()
+        value = node.get(keyword)
+        if keyword in _OF_NAMES | _DEFINITIONS and isinstance(value, dict):
+            part = waiting.popleft() if waiting else "~"  # as no name is written
+            name = part.replace("~1", "/").replace("~0", "~")
+            if name not in value or _escaped(name) != part:
+                return False
+            node = value[name]
+        elif isinstance(value, list) and (keyword in _LISTS or keyword == "items"):
+            part = waiting.popleft() if waiting else ""
+            number = int(part) if part.isdecimal() and len(part) < 10 else len(value)
+            if number >= len(value) or str(number) != part:
+                return False
+            node = value[number]
+        elif keyword in _SINGLE and keyword in node:
+            node = value
+        else:
+            return False
+    return first == "#" and not waiting
 
 
 def _escaped(name: str) -> str:
     return name.replace("~", "~0").replace("/", "~1")
 
 
-def _known(keyword: str, place: str) -> bool:
+def _known(keyword: str, *, root: bool) -> bool:
     if keyword in _AT_THE_ROOT or keyword == "x-guidance":
-        return place == "#" and keyword != "x-guidance"
+        return root and keyword != "x-guidance"
     return keyword in FOLLOWED or keyword in ANNOTATIONS or keyword.startswith("x-")
 
 
-def _unknown(keyword: str, place: str) -> str:
-    if keyword in _AT_THE_ROOT and place != "#":
+def _unknown(keyword: str, *, root: bool) -> str:
+    if keyword in _AT_THE_ROOT and not root:
         return f"{keyword} can stand at the schema's root alone"
     meant = get_close_matches(keyword, sorted(FOLLOWED), n=1, cutoff=0.8)
     hint = f"; did you mean {meant[0]}?" if meant else ""
     return f"the keyword {keyword[:60]!a} is not one that answers can be held to{hint}"
 
 
-def _fault(node: Mapping[str, Any], targets: set[str], escapes: bool) -> str | None:
-    """What of a schema's known keywords llguidance would not follow."""
+def _lost(node: Mapping[str, Any], schema: Any, anchors: set[str]) -> str | None:
+    """Whether its reference leads nowhere. An anchor with a slash would pass for a place."""
     target = node.get("$ref")
-    if isinstance(target, str) and unquote(target) not in targets:
-        return f"$ref {target[:60]!a} leads to no schema in here"
+    if not isinstance(target, str):
+        return None
+    plain = unquote(target)
+    named = plain.startswith("#") and "/" not in plain and plain[1:] in anchors
+    return None if named or _is_place(plain, schema) else f"$ref {target[:60]!a} leads to no schema in here"
+
+
+def _fault(node: Mapping[str, Any], escapes: bool) -> str | None:
+    """What of a schema's known keywords llguidance would not follow."""
     listed = isinstance(node.get("items"), list)
     if "additionalItems" in node and not listed:
         return "additionalItems needs items that is a list; without one, items says what the others are"
@@ -148,8 +192,8 @@ def _needs_escapes(schema: Any) -> bool:
     return _ESCAPED.search(json.dumps(schema, ensure_ascii=False)) is not None
 
 
-def _refusal(param: str, place: str, fault: str) -> ApiError:
-    return bad_request(f"{param}: at {place[:200]!a}: {fault}", param, "unsupported_grammar")
+def _refusal(param: str, place: _Place, fault: str) -> ApiError:
+    return bad_request(f"{param}: at {_written(place)[:200]!a}: {fault}", param, "unsupported_grammar")
 
 
 def _depth(value: Any) -> int:
