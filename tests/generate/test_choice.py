@@ -111,7 +111,8 @@ def test_a_stream_gives_the_alternatives_of_each_token_with_it(generator, prompt
 
 
 def test_a_greedy_answers_logprobs_do_not_depend_on_a_sampled_one_beside_it(generator, prompts):
+    if (fault := kernel_fault()) is not None:
+        pytest.skip(fault)
     beside = SamplingParams(seed=1, max_new_tokens=25)
     alone, mixed = (generator.generate([prompts[2]] * 2, params)[0] for params in (GREEDY, [GREEDY, beside]))
-    if kernel_fault() is None:
-        assert (mixed.ids, mixed.logprobs) == (alone.ids, alone.logprobs)
+    assert (mixed.ids, mixed.logprobs) == (alone.ids, alone.logprobs)
