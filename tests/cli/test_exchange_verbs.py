@@ -158,12 +158,15 @@ def test_a_model_goes_out_for_onnxruntime(checkpoint, tmp_path):
     assert "--to onnx: fp32, fp16, int8" in answer.stderr
 
 
+# A shell that starts tests in the background has them ignore SIGINT, which their children inherit.
 SLEEPING = """
+import signal
 import sys
 from modicum.cli import export
 from modicum.cli.app import main
 from modicum.exchange import {child}
 
+signal.signal(signal.SIGINT, signal.default_int_handler)
 {child}.__file__ = sys.argv.pop(1)
 sys.argv[0] = "modicum"
 main()
