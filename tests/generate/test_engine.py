@@ -10,6 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modicum.generate import Engine, Generator, QueueFull, SamplingParams
+from modicum.generate.passes import make_passes, slot_bytes
+from modicum.model.packing import RoundedMatrix
+from modicum.model.quantized import install, matrix_names
 from modicum.store import UserError
 
 GREEDY = SamplingParams(temperature=0, max_new_tokens=20)
@@ -268,6 +271,18 @@ def test_slots_that_do_not_fit_into_memory_are_refused_before_it_is_taken(genera
     Engine(generator, slots=2, compiled=False)
     with pytest.raises(UserError, match="100 slots of 64 tokens take"):
         Engine(generator, slots=100, compiled=False)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("bits", [None, 8])
+def test_slots_are_said_to_take_the_memory_that_they_take(tokenizer, bits, compiled):
+    model = build_model(tokenizer.vocab_size)
+    for name in matrix_names(model) if bits else []:
+        shape = model.get_submodule(name).weight.shape
+        install(model, name, RoundedMatrix(torch.zeros(shape, dtype=torch.int8), torch.ones(shape[0], 1), bits))
+    cache = make_passes(model, slots=3, capacity=40, longest=8, compiled=compiled).cache
+    taken = sum(part.nbytes for part in (*cache.keys, *cache.values))
+    assert slot_bytes(model, 3, 40, compiled=compiled) == taken
 
 
 def test_closing_what_was_never_started_leaves_nobody_waiting(generator):

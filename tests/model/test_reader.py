@@ -121,3 +121,5 @@ def test_tokens_that_are_none_or_do_not_fit_are_refused(rounded, some_ids):
         read(torch.tensor([[3, 96]]), 0, 0)
     with pytest.raises(RuntimeError, match="do not fit"):
         read(some_ids(1, 10), 0, 15)
+    with pytest.raises(RuntimeError, match="no tokens"):
+        read(some_ids(1, 10)[:, :0], 0, 5)

@@ -48,8 +48,8 @@ class Engine:
 
     context: tokens of one slot, by default the model's. max_queue: requests that may wait. prefill_chunk: prompt tokens
     between two steps of those that are already answering. compiled: decode by the kernel that is made for this
-    processor, elsewhere through torch.compile; without it everything is ready at once, and slower.
-    on_fault is called, in the engine's thread, when an error has ended it.
+    processor, elsewhere through torch.compile; without it nothing is made ready but what chooses tokens, and all
+    is slower. on_fault is called, in the engine's thread, when an error has ended it.
     All memory is taken here; UserError when there is not enough. Greedy answers of a float32 model do not depend on who
     else is answering: on a CPU with the kernel bit for bit, but for what is taken over from another prompt's pieces.
     """
@@ -66,7 +66,7 @@ class Engine:
     ) -> None:
         self._generator, self._max_queue = generator, max_queue
         self._context = min(context or generator.context, generator.context)
-        _check_memory(generator.model, slots, self._context)
+        _check_memory(generator.model, slots, self._context, compiled=compiled)
         self._decoding = Decoding(
             generator.model,
             generator.never,
@@ -216,9 +216,9 @@ class Engine:
         self.on_fault()
 
 
-def _check_memory(model: Decoder | Runtime, slots: int, capacity: int) -> None:
+def _check_memory(model: Decoder | Runtime, slots: int, capacity: int, *, compiled: bool) -> None:
     """UserError when the slots do not fit beside the model."""
-    needed = slot_bytes(model, slots, capacity)
+    needed = slot_bytes(model, slots, capacity, compiled=compiled)
     device = model.model.norm.weight.device if isinstance(model, Decoder) else torch.device("cpu")
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
     if needed > free:

@@ -72,11 +72,11 @@ def make_passes(model: Decoder | Runtime, *, slots: int, capacity: int, longest:
     return model.passes(slots=slots, capacity=capacity, longest=longest)
 
 
-def slot_bytes(model: Decoder | Runtime, slots: int, capacity: int) -> int:
+def slot_bytes(model: Decoder | Runtime, slots: int, capacity: int, *, compiled: bool) -> int:
     """The memory that so many slots of so many tokens take beside the model."""
     if not isinstance(model, Decoder):
         return model.slot_bytes(slots, capacity)
-    return SlotCache.bytes(model.config, slots, capacity, model.model.norm.weight.dtype)
+    return SlotCache.bytes(model.config, slots, capacity, cache_dtype(model, compiled=compiled))
 
 
 class DecoderPasses:

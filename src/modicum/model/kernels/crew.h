@@ -36,8 +36,9 @@ class Crew {
     state->ending = true;
     state->call();
   }
-  // Each does its part; returns when all have.
-  void run(const Work& work) {
+  // Each does its part; returns when all have. Work that throws, where memory ends, ends the process: the others would
+  // wait for it for ever.
+  void run(const Work& work) noexcept {
     state->work = &work;
     state->call();
     work(0, state->threads);

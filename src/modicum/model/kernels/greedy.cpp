@@ -28,7 +28,7 @@ int64_t best_allowed(const float* x, int64_t length, const int64_t* never, int64
 }  // namespace
 
 // Of logits (R, V) float32: ids (R,) int64, their logits less the totals, and the totals, which are the logarithms of
-// the sums of e to all logits; both (R,) float32, and not finite where a logit is NaN or infinite.
+// the sums of e to all logits; both (R,) float32, and not finite where a logit is NaN or +infinity.
 std::tuple<torch::stable::Tensor, torch::stable::Tensor, torch::stable::Tensor> greedy(
     const torch::stable::Tensor& given, const torch::stable::Tensor& never) {
   const auto logits = torch::stable::contiguous(given);

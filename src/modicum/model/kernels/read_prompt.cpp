@@ -1,7 +1,8 @@
 // A piece of a prompt through a decoder whose matrices are rounded, in one call: only the last row's result is wanted.
 //
 // Each thread takes a share of the rows through all that asks for no other row, and a share of the heads through
-// attention. A row's result depends on the tokens up to it alone, bit for bit, wherever the pieces are cut.
+// attention. A row's result depends on the tokens up to it alone, bit for bit, wherever the pieces are cut; where all
+// is finite, since what comes later in its tile is weighed with 0.
 #include "decoder.h"
 
 namespace {
@@ -172,6 +173,7 @@ Tensor read_prompt(const Tensor& plan, const Tensor& ids, int64_t slot, int64_t 
   const int64_t rows = ids.size(0), width = d.width;
   const auto* id = static_cast<const int64_t*>(ids.data_ptr());
   check_ids(d, id, rows);
+  STD_TORCH_CHECK(rows > 0, "a prompt of no tokens");
   STD_TORCH_CHECK(0 <= slot && slot < d.slots && 0 <= start && start + rows <= d.capacity,
                   start + rows, " tokens do not fit into slot ", slot);
   Tensor out = torch::stable::new_empty(ids, {1, width}, ScalarType::Float);
