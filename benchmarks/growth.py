@@ -3,8 +3,9 @@
     python benchmarks/growth.py TEXTS.jsonl.gz [MORE.jsonl.gz ...] --megabytes 4
 
 The smallest corpus holds --megabytes of text, the first documents of each file in turn; the others 4 and 16 times as
-much. All learn the same network for the same number of updates, so pretraining should take the same time and memory,
-and the stages before it a time that grows as the text does, in memory that does not.
+much. Corpus and shards should take a time that grows as the text does. The tokenizer's sample, which it keeps in
+memory, is as large in each as the smallest corpus. All learn the same network for the same number of updates, so
+pretraining should take the same time; and nothing more memory.
 """
 
 import argparse
@@ -63,7 +64,7 @@ def measured(given: argparse.Namespace, times: int) -> dict[str, Any]:
             "name": "run",
             "output": str(folder),
             "corpus": {"heldout_fraction": 0, "sources": [{"name": "text", "path": str(folder / "text.jsonl")}]},
-            "tokenizer": {"vocab_size": 8192},
+            "tokenizer": {"vocab_size": 8192, "sample_mb": max(1, round(given.megabytes))},
             "model": {"preset": given.preset},
             "pretrain": {"steps": given.steps, "sequence_length": 256, "log_every_steps": 5, "compile": "on"},
         }

@@ -90,7 +90,7 @@ class Race:
     def _leg(self, name: str, order: dict[str, Any]) -> dict[str, Any]:
         """Run it, score its snapshots; what was measured before is read again."""
         known = self.out / f"{name.replace(' ', '-')}.json"
-        order = {**self._same, **order}
+        order = json.loads(json.dumps({**self._same, **order}))  # as it is read again, without tuples
         if known.exists() and (found := json.loads(known.read_text()))["order"] == order:
             return dict(found)
         print(f"{name} ...", file=sys.stderr, flush=True)
