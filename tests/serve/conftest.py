@@ -14,6 +14,7 @@ import pytest
 import uvicorn
 from httpx2 import Client
 
+from modicum.checkpoint import save_checkpoint
 from modicum.generate import Engine, Generator
 from modicum.model import Decoder, ModelConfig
 from modicum.serve import Limits, Served, Service, create_app
@@ -47,6 +48,20 @@ def generator(tokenizer):
     )
     model.init_weights(5)
     return Generator(model.eval(), tokenizer, stop_ids=[tokenizer.eot_id, tokenizer.end_of_turn_id])
+
+
+@pytest.fixture(scope="session")
+def checkpoint(generator, tmp_path_factory):
+    model = generator.model
+    return save_checkpoint(
+        tmp_path_factory.mktemp("runs") / "first" / "sft" / "checkpoints",
+        1,
+        config=model.config,
+        weights=model.state_dict(),
+        tokenizer=generator.tokenizer,
+        chat=True,
+        training=None,
+    )
 
 
 class Running:

@@ -21,7 +21,7 @@ from modicum.exchange.gguf_writing import file_metadata, write_gguf
 from modicum.generate import Engine, Generator, SamplingParams
 from modicum.generate.passes import make_passes
 from modicum.model import Decoder, ModelConfig
-from modicum.serve import Limits, Served, model_name
+from modicum.serve import Limits, Served, ServerSettings, model_name, serve
 from modicum.serve.gguf import read_source
 from modicum.serve.llama import LlamaModel
 from modicum.store import UserError
@@ -261,9 +261,10 @@ def test_rounded_weights_answer_too(tokenizer, start, tmp_path, quant):
         assert found.finishes == {0: 1, 1: 1}
 
 
-def test_the_verb_serves_a_file(file):
-    port = free_port()
-    process = start_process(file, "--port", port, "--slots", 2, "--context", 300)
+def test_the_verb_serves_a_file(file, tmp_path):
+    port, named = free_port(), tmp_path / "model-f32"
+    named.symlink_to(file)
+    process = start_process(named, "--engine", "gguf", "--port", port, "--slots", 2, "--context", 300)
     address = f"http://127.0.0.1:{port}"
     with httpx2.Client(base_url=address) as http:
         wait_until_ready(http, process)
@@ -276,6 +277,28 @@ def test_the_verb_serves_a_file(file):
     _, log = process.communicate(timeout=30)
     assert process.returncode == 0, log
     assert f"model-f32 (llama.cpp runs it) at http://127.0.0.1:{port}/" in log
+
+
+def test_the_engine_can_be_named_for_a_file_of_another_name(file, checkpoint, tmp_path, monkeypatch):
+    class ReachedError(Exception):
+        pass
+
+    def stop(*_, **__):
+        raise ReachedError
+
+    monkeypatch.setattr("modicum.serve.server.create_app", stop)
+    other = tmp_path / "weights.bin"
+    other.write_bytes(file.read_bytes())
+    for path, engine in ((file, None), (file, "gguf"), (other, "gguf"), (checkpoint, None), (checkpoint, "modicum")):
+        with pytest.raises(ReachedError):
+            serve(path, ServerSettings(engine=engine))
+    for path, engine, word in (
+        (file, "modicum", "--engine gguf"),
+        (other, None, "--engine gguf"),
+        (checkpoint, "gguf", ""),
+    ):
+        with pytest.raises(UserError, match=f"{re.escape(str(path))}.*{word}"):
+            serve(path, ServerSettings(engine=engine))
 
 
 def test_a_file_is_called_as_it_is_named(file):

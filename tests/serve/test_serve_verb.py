@@ -16,25 +16,10 @@ import httpx2
 import pytest
 from processes import free_port, start_process, wait_until_ready
 
-from modicum.checkpoint import save_checkpoint
 from modicum.generate import Engine
 from modicum.generate.decoding import Decoding
 from modicum.serve import Limits, Served, ServerSettings, Service, model_name, serve
 from modicum.store import UserError
-
-
-@pytest.fixture(scope="module")
-def checkpoint(generator, tmp_path_factory):
-    model = generator.model
-    return save_checkpoint(
-        tmp_path_factory.mktemp("runs") / "first" / "sft" / "checkpoints",
-        1,
-        config=model.config,
-        weights=model.state_dict(),
-        tokenizer=generator.tokenizer,
-        chat=True,
-        training=None,
-    )
 
 
 def wait_until_draining(client):

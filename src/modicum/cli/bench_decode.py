@@ -2,12 +2,12 @@
 
 import json
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from modicum.cli.app import bench, verb
+from modicum.cli.options import Checkpoint, Rounds, TableAsJson
 
 if TYPE_CHECKING:
     from modicum.bench.decoding import DecodeBench
@@ -27,9 +27,7 @@ _TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")
 
 @verb("decode", "modicum bench decode CKPT --quant int8 --against transformers,llama.cpp", group=bench)
 def decode(
-    checkpoint: Annotated[
-        Path, typer.Argument(metavar="CKPT", help="A checkpoint, such as runs/quickstart/sft/checkpoints/last.")
-    ],
+    checkpoint: Checkpoint,
     quant: Annotated[
         list[WeightsName] | None,
         typer.Option(help="Round its weights first, plainly; may be given several times. Default: as-stored."),
@@ -42,8 +40,8 @@ def decode(
     ] = "f32,q8_0",
     prompt: Annotated[int, typer.Option(help="Tokens of the prompt that is read.", min=1)] = 512,
     tokens: Annotated[int, typer.Option(help="Tokens of the answer.", min=1)] = 128,
-    rounds: Annotated[int, typer.Option(help="Rounds; each system has a turn in each.", min=1)] = 3,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the table.")] = False,
+    rounds: Rounds = 3,
+    as_json: TableAsJson = False,
 ) -> None:
     """Measure one answer here: tokens a second, those of a prompt that is read, and memory, beside peers.
 

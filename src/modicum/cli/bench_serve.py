@@ -3,12 +3,12 @@
 import json
 import math
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from modicum.cli.app import bench, verb
+from modicum.cli.options import Checkpoint, Rounds, TableAsJson
 
 if TYPE_CHECKING:
     from modicum.bench.serving import ServeBench, ServeRow
@@ -35,9 +35,7 @@ class GgufName(StrEnum):
 
 @verb("serve", "modicum bench serve CKPT --against llama.cpp --users 1,16 --prompt 64,512", group=bench)
 def serve(
-    checkpoint: Annotated[
-        Path, typer.Argument(metavar="CKPT", help="A checkpoint, such as runs/quickstart/sft/checkpoints/last.")
-    ],
+    checkpoint: Checkpoint,
     against: Annotated[
         ServerName | None, typer.Option(help="The peer; without one, modicum's server is measured alone.")
     ] = None,
@@ -65,9 +63,9 @@ def serve(
     requests: Annotated[
         int | None, typer.Option(min=1, help="Requests of a turn. Default: 3 a user and at least 32; 64 with --rate.")
     ] = None,
-    rounds: Annotated[int, typer.Option(help="Rounds; each system has a turn in each.", min=1)] = 3,
+    rounds: Rounds = 3,
     seed: Annotated[int, typer.Option(help="Of prompts, lengths and moments.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the table.")] = False,
+    as_json: TableAsJson = False,
 ) -> None:
     """Measure the server under load here: tokens a second, the wait for the first and between tokens, memory.
 

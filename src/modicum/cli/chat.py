@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from modicum.cli.app import verb
-from modicum.cli.generate import Checkpoint, MaxNewTokens, MinP, RepetitionPenalty, Seed, Temperature, TopK, TopP
+from modicum.cli.options import Checkpoint, MaxNewTokens, MinP, RepetitionPenalty, Seed, Temperature, TopK, TopP
 
 if TYPE_CHECKING:
     from modicum.generate import ChatSession

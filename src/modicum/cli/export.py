@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from modicum.cli.app import verb
+from modicum.cli.options import Checkpoint, Heldout, ReportAsJson
 
 if TYPE_CHECKING:
     from modicum.exchange import Dtype, ExportReport, GgufReport, HfReport, OnnxQuant, OnnxReport, Quant, Scope
@@ -48,9 +49,7 @@ class QuantName(StrEnum):
 
 @verb("export", "modicum export runs/quickstart/sft/checkpoints/best --to gguf --quant q8_0 --out for-llama.cpp")
 def export(
-    checkpoint: Annotated[
-        Path, typer.Argument(metavar="CKPT", help="A checkpoint, such as runs/quickstart/sft/checkpoints/last.")
-    ],
+    checkpoint: Checkpoint,
     to: Annotated[
         TargetName,
         typer.Option(
@@ -87,16 +86,10 @@ def export(
             help="The largest difference of a logit in a float32 file; 1e-3 in llama.cpp, 1e-4 in onnxruntime.",
         ),
     ] = None,
-    heldout: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Text to be judged by; without it, the held-out text of its run, or else the model's own samples.",
-        ),
-    ] = None,
+    heldout: Heldout = None,
     texts: Annotated[int, typer.Option(help="How many texts of it are compared, token by token.", min=1)] = 50,
     strings: Annotated[int, typer.Option(help="How many strings must get the same ids.", min=1)] = 10_000,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    as_json: ReportAsJson = False,
 ) -> None:
     """Write a checkpoint for other tools, when it is proven to say there what it says here.
 

@@ -2,23 +2,12 @@
 
 import json
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from modicum.cli.app import verb
-
-Checkpoint = Annotated[
-    Path, typer.Argument(metavar="CKPT", help="A checkpoint, such as runs/quickstart/sft/checkpoints/last.")
-]
-MaxNewTokens = Annotated[int, typer.Option(help="At most so many tokens.")]
-Temperature = Annotated[float, typer.Option(help="0 takes the most probable token each time.")]
-TopK = Annotated[int, typer.Option(help="Only the k most probable tokens; 0 for all.")]
-TopP = Annotated[float, typer.Option(help="Only the most probable tokens that together reach this probability.")]
-MinP = Annotated[float, typer.Option(help="Only tokens at least so probable, relative to the best.")]
-RepetitionPenalty = Annotated[float, typer.Option(help="Above 1, what was said already becomes less probable.")]
-Seed = Annotated[int, typer.Option(help="The same seed gives the same answer.")]
+from modicum.cli.options import Checkpoint, MaxNewTokens, MinP, RepetitionPenalty, Seed, Temperature, TopK, TopP
 
 
 @verb("generate", "modicum generate runs/quickstart/sft/checkpoints/last --prompt 'What is CWE-79?' --chat")

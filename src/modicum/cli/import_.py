@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from modicum.cli.app import verb
+from modicum.cli.options import ReportAsJson
 
 
 class DialectName(StrEnum):
@@ -32,7 +33,7 @@ def import_(
         Path | None,
         typer.Option(metavar="PATH", help="A tokenizer.json or tokenizer.model, where none lies beside the weights."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    as_json: ReportAsJson = False,
 ) -> None:
     """Make an ordinary checkpoint of a foreign one, when its logits are proven to be the same.
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from modicum.cli.app import verb
+from modicum.cli.options import Checkpoint, Heldout, ReportAsJson
 
 
 class BitsName(StrEnum):
@@ -19,9 +20,7 @@ class BitsName(StrEnum):
 
 @verb("quantize", "modicum quantize runs/quickstart/sft/checkpoints/best --to int8 --out quickstart-int8")
 def quantize(
-    checkpoint: Annotated[
-        Path, typer.Argument(metavar="CKPT", help="A checkpoint, such as runs/quickstart/sft/checkpoints/last.")
-    ],
+    checkpoint: Checkpoint,
     to: Annotated[
         BitsName, typer.Option(help="int8: a quarter of the size; int4: an eighth, embedding and head int8.")
     ],
@@ -44,17 +43,11 @@ def quantize(
         Path | None,
         typer.Option(metavar="FILE", help="Text to fit to; without it, the model's own samples."),
     ] = None,
-    heldout: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Text to be judged by; without it, the held-out text of its run, or else the model's own samples.",
-        ),
-    ] = None,
+    heldout: Heldout = None,
     tune: Annotated[
         int, typer.Option(metavar="STEPS", help="Updates that tune the weights to their rounding, on --text.", min=0)
     ] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    as_json: ReportAsJson = False,
 ) -> None:
     """Round a checkpoint's weights to 8 or 4 bits, measured beside full precision before it is kept.
 

@@ -1,11 +1,19 @@
 """modicum serve CKPT"""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from modicum.cli.app import verb
+
+
+class EngineName(StrEnum):
+    """What runs the model."""
+
+    MODICUM = "modicum"
+    GGUF = "gguf"
 
 
 @verb("serve", "modicum serve runs/quickstart/sft/checkpoints/last --runs runs")
@@ -27,6 +35,10 @@ def serve(
     context: Annotated[
         int | None,
         typer.Option(min=2, help="Tokens of prompt and answer together; all that the model has unless given."),
+    ] = None,
+    engine: Annotated[
+        EngineName | None,
+        typer.Option(help="gguf: llama.cpp, which a file.gguf gets without being asked; else modicum's own."),
     ] = None,
     eager: Annotated[bool, typer.Option("--eager", help="Do not compile: ready sooner, slower to answer.")] = False,
     runs: Annotated[
@@ -63,6 +75,7 @@ def serve(
             slots=slots,
             max_queue=max_queue,
             context=context,
+            engine=None if engine is None else engine.value,
             compiled=not eager,
             runs=runs,
             origins=tuple(cors or ()),

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Literal
 
 import uvicorn
 
@@ -34,10 +35,10 @@ KEY_VARIABLE = "MODICUM_API_KEY"
 class ServerSettings:
     """host, port: where it listens; port 0 takes a free one. api_key_file: a key a line; else MODICUM_API_KEY has one.
     slots: requests answered at once; max_queue: that wait. context: tokens of one, prompt and answer together; None for
-    all that the model has. compiled: decode by the kernel that is made for this processor, elsewhere through
-    torch.compile. runs: the directory of the page's second view. origins: sites whose scripts may call. drain_seconds:
-    what answers that are under way get when the server is told to end. log_prompts: whether the log holds what is
-    asked.
+    all that the model has. engine: what runs the model; None for llama.cpp where its file ends in .gguf, else modicum.
+    compiled: decode by the kernel that is made for this processor, elsewhere through torch.compile. runs: the directory
+    of the page's second view. origins: sites whose scripts may call. drain_seconds: what answers that are under way get
+    when the server is told to end. log_prompts: whether the log holds what is asked.
     """
 
     host: str = "127.0.0.1"
@@ -46,6 +47,7 @@ class ServerSettings:
     slots: int = 8
     max_queue: int = 64
     context: int | None = None
+    engine: Literal["modicum", "gguf"] | None = None
     compiled: bool = True
     runs: Path | None = None
     origins: Sequence[str] = ()
@@ -66,7 +68,8 @@ def serve(checkpoint: Path, settings: ServerSettings, *, limits: Limits | None =
     for origin in settings.origins:
         if origin == "*" or "://" not in origin or origin.count("/") != 2:
             raise UserError(f"--cors {origin}: expected one site, such as https://chat.example.org")
-    model_of, tokenizer, stop_ids, runtime = (_gguf if checkpoint.suffix == ".gguf" else _own)(checkpoint)
+    by_llama = settings.engine == "gguf" or (settings.engine is None and checkpoint.suffix == ".gguf")
+    model_of, tokenizer, stop_ids, runtime = (_gguf if by_llama else _own)(checkpoint)
 
     def load() -> Served:
         generator = Generator(model_of(), tokenizer, stop_ids=stop_ids, context=settings.context)
@@ -102,6 +105,8 @@ _Known = tuple[Callable[[], Decoder | Runtime], Tokenizer, Sequence[int], str]
 def _own(checkpoint: Path) -> _Known:
     """What loads the model of a checkpoint, once it is known to be whole; its tokenizer, its stop ids, and words for
     what runs it."""
+    if checkpoint.is_file():
+        raise UserError(f"{checkpoint}: a file, where a checkpoint is a folder; --engine gguf serves a GGUF file")
     loaded = load_checkpoint(checkpoint)
     return loaded.model, loaded.tokenizer, loaded.stop_ids, ""
 
