@@ -2,12 +2,14 @@
 
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 
 from modicum.model.native import kernel_fault
 from modicum.model.packing import RoundedMatrix
-from modicum.model.quantized import install, matrix_names
+from modicum.model.quantized import QuantizedEmbedding, QuantizedLinear, install, matrix_names
+from modicum.model.reference import reference_logits
 from modicum.model.slots import SlotCache, extend
 from modicum.model.stepper import make_reader
 
@@ -66,6 +68,18 @@ def test_what_is_read_is_what_the_modules_read(rounded, some_ids, changes):
         assert (found - wanted).abs().mean() < 0.01 * wanted.abs().mean(), length
         for a, b in zip((*cache.keys, *cache.values), (*plain.keys, *plain.values), strict=True):
             assert (a[slot] - b[slot]).abs().sum() <= 0.01 * b[slot].abs().sum(), length
+
+
+@pytest.mark.parametrize("changes", KINDS, ids=str)
+@torch.inference_mode()
+def test_what_is_read_is_near_what_float64_says_of_the_same_numbers(rounded, some_ids, changes):
+    model, ids = rounded(**changes), some_ids(1, 117)
+    parts = {n: m for n, m in model.named_modules() if isinstance(m, QuantizedLinear | QuantizedEmbedding)}
+    state = model.state_dict() | {f"{name}.weight": part.matrix().wide() for name, part in parts.items()}
+    wanted = reference_logits(state, model.config, ids)[:, -1]
+    found = model.head(kernel(model, SlotCache(model.config, 1, 128))(ids, 0, 0)).double().numpy()
+    # activations are rounded to 8 bits in the one and not in the other
+    assert np.abs(found - wanted).mean() < 0.03 * np.abs(wanted).mean()
 
 
 @pytest.mark.parametrize("changes", KINDS, ids=str)
