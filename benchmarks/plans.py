@@ -24,7 +24,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "micro, 32 x 256 in fours": ("model.preset=micro", "pretrain.batch_size=32", "pretrain.micro_batch_size=4"),
     "micro, 4 x 1024, checkpointed": (
         *("model.preset=micro", "pretrain.batch_size=4", "pretrain.sequence_length=1024"),
-        "pretrain.activation_checkpointing=true",
+        "pretrain.activation_checkpointing=full",
     ),
     "nano, 16 x 256, fp32, eager": ("model.preset=nano", "pretrain.dtype=float32", "pretrain.compile=off"),
     "mini, 16 x 256": ("model.preset=mini",),

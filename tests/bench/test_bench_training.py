@@ -109,10 +109,12 @@ def test_the_verb_prints_the_shape_that_every_bench_keeps():
     command = [
         *[sys.executable, "-m", "modicum", "bench", "train", "--preset", "nano", "--rows", "1", "--length", "32"],
         *["--rounds", "1", "--updates", "1", "--against", "transformers", "--peer-mode", "eager", "--json"],
+        *["--activation-checkpointing", "selective"],
     ]
     printed = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     assert printed.keys() == {"what", "rows", "ratios", "machine"}
     assert [row["system"] for row in printed["rows"]] == ["modicum", "transformers"]
+    assert printed["rows"][0]["mode"].endswith("compile, selective activation checkpointing")
     assert printed["rows"][0].keys() >= {"system", "mode", "tokens_per_s", "gflops", "peak_rss_mb"}
     assert printed["ratios"].keys() == {"tokens_per_s", "peak_rss_mb"}
 

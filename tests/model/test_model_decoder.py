@@ -1,8 +1,10 @@
 import math
+from collections import Counter
 
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from modicum.model import Decoder, KVCache, ModelConfig
 from modicum.recipe import ModelSettings
@@ -146,15 +148,50 @@ def test_blocks_are_picked_where_they_pay(tiny):
     assert picked(dropping, 200) == "sdpa"
 
 
-def test_checkpointed_activations_change_no_gradient(tiny, lively, some_ids):
-    model, ids = lively(tiny()), some_ids(2, 140)
+@pytest.mark.parametrize(
+    "changes", [{}, {"attention_bias": True, "mlp_bias": True}, {"attention_dropout": 0.3}], ids=str
+)
+def test_checkpointed_activations_change_no_gradient(tiny, lively, some_ids, changes):
+    model, ids = lively(tiny(**changes)).train(), some_ids(2, 140)
     grads = []
-    for again in (False, True):
-        model.activation_checkpointing = again
+    for what in ("none", "selective", "full"):
+        model.activation_checkpointing = what
         model.zero_grad()
+        torch.manual_seed(0)
         model(ids).square().mean().backward()
         grads.append([weight.grad.clone() for weight in model.parameters()])
-    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+    for checkpointed in grads[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(grads[0], checkpointed, strict=True))
+
+
+class Counting(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.calls = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.calls[func] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_what_is_computed_again_is_what_was_asked_for(tiny, lively, some_ids):
+    model, ids = lively(tiny(num_hidden_layers=4)), some_ids(2, 20)
+    products, norms = {}, {}
+    for what in ("none", "selective", "full"):
+        model.activation_checkpointing = what
+        loss = model(ids).square().mean()
+        with Counting() as counting:
+            loss.backward()
+        products[what] = counting.calls[torch.ops.aten.mm.default]
+        norms[what] = counting.calls[torch.ops.aten.rsqrt.default]
+    assert norms == {"none": 0, "selective": 8, "full": 8}
+    # nothing behind the last product of a layer is needed again, so that one is not computed
+    assert products == {"none": 4 * 14 + 2, "selective": 4 * 14 + 2, "full": 4 * (14 + 6) + 2}
+
+
+def test_a_word_that_is_none_for_activation_checkpointing_is_refused(tiny):
+    with pytest.raises(ValueError, match="activation_checkpointing: True is none of none, selective, full"):
+        Decoder(tiny()).activation_checkpointing = True
 
 
 def test_attention_weights_come_on_request_and_explain_the_output(tiny, lively, some_ids):

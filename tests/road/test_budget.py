@@ -63,11 +63,18 @@ def test_where_one_row_is_too_much_checkpointing_is_named():
     config = config_of("mini")
     one = replace(WORK, rows=1, length=2048)
     needed = expected_memory(config, one, None)
-    budget = needed.total - round(needed.activations * 0.5)
-    (change,) = memory_changes(budget, config, [one], {}, {})
-    assert "activation_checkpointing: true with micro_batch_size: 1" in change
-    saving = replace(one, wishes=replace(one.wishes, activation_checkpointing=True))
-    assert expected_memory(config, saving, None).total <= budget
+    for share, before, kind, longer in (
+        (0.5, "none", "selective", "tenth"),
+        (0.75, "none", "full", "third"),
+        (0.75, "selective", "full", "third"),
+    ):
+        budget = needed.total - round(needed.activations * share)
+        asked = replace(one, wishes=replace(one.wishes, activation_checkpointing=before))
+        (change,) = memory_changes(budget, config, [asked], {}, {})
+        assert f"activation_checkpointing: {kind} with micro_batch_size: 1" in change
+        assert f"a {longer} longer" in change
+        saving = replace(one, wishes=replace(one.wishes, activation_checkpointing=kind))
+        assert expected_memory(config, saving, None).total <= budget
 
 
 def test_where_the_weights_alone_are_too_much_a_smaller_preset_is_named_that_fits():

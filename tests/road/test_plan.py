@@ -120,11 +120,11 @@ def test_a_trial_leaves_half_of_the_free_memory_alone(recipe):
 
 def test_activation_checkpointing_and_short_rows_need_less(recipe):
     work = training_works(recipe, CONFIG, plan(recipe, measure=False).text)[0]
-    saved = replace(work, wishes=replace(work.wishes, activation_checkpointing=True))
+    some, all_ = (replace(work, wishes=replace(work.wishes, activation_checkpointing=k)) for k in ("selective", "full"))
     short = replace(work, length=work.length // 2)
-    totals = [expected_memory(CONFIG, one, None).activations for one in (work, saved, short)]
-    assert totals[1] < totals[0]
-    assert totals[2] < totals[0] / 2
+    totals = [expected_memory(CONFIG, one, None).activations for one in (work, some, all_, short)]
+    assert totals[2] < totals[1] < totals[0]
+    assert totals[3] < totals[0] / 2
 
 
 def test_a_run_that_cannot_fit_into_memory_is_refused_with_mends(recipe, monkeypatch):
@@ -138,9 +138,9 @@ def test_the_mends_are_those_that_help(recipe, monkeypatch):
     work = training_works(recipe, CONFIG, plan(recipe, measure=False).text)[0]
     with pytest.raises(UserError) as told:
         refuse_memory(expected_memory(CONFIG, work, trial(peak_bytes=3 * 10**9)), work)
-    for mend in ("micro_batch_size below 4", "sequence_length below 128", "activation_checkpointing: true"):
+    for mend in ("micro_batch_size below 4", "sequence_length below 128", "activation_checkpointing: full"):
         assert f"pretrain.{mend}" in str(told.value)
-    single = replace(work, rows=1, wishes=replace(work.wishes, activation_checkpointing=True))
+    single = replace(work, rows=1, wishes=replace(work.wishes, activation_checkpointing="full"))
     with pytest.raises(UserError) as told:
         refuse_memory(expected_memory(CONFIG, single, trial(rows=1, peak_bytes=3 * 10**9)), single)
     assert "micro_batch_size" not in str(told.value)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from training_runs import digests, small_run
 
-from modicum.model import decoder as decoder_module
+from modicum.model import block as block_module
 from modicum.train import Wishes
 
 
@@ -44,12 +44,14 @@ def test_the_threads_asked_for_do_the_work(prepared_data, tmp_path):
     assert choices(tmp_path)["threads"] == before + 1
 
 
-@pytest.mark.parametrize("wish", [False, True])
+@pytest.mark.parametrize("wish", ["none", "selective", "full"])
 def test_activation_checkpointing_reaches_the_layers_and_changes_no_bit(prepared_data, tmp_path, monkeypatch, wish):
-    original, calls = decoder_module.checkpoint, []
-    monkeypatch.setattr(decoder_module, "checkpoint", lambda *a, **k: calls.append(0) or original(*a, **k))
+    original, calls = block_module.checkpoint, []
+    monkeypatch.setattr(
+        block_module, "checkpoint", lambda *a, **k: calls.append("context_fn" in k) or original(*a, **k)
+    )
     asked = small_run(prepared_data, tmp_path / "asked", steps=2, wishes=wishes(activation_checkpointing=wish))
-    assert bool(calls) == wish
+    assert set(calls) == {"none": set(), "selective": {True}, "full": {False}}[wish]
     plain = small_run(prepared_data, tmp_path / "plain", steps=2, wishes=wishes())
     assert digests(asked.last) == digests(plain.last)
 

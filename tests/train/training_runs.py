@@ -56,7 +56,7 @@ def small_run(
     length=LENGTH,
     compile="off",
     dtype="float32",
-    checkpointing=False,
+    checkpointing="none",
     evaluating=False,
     batch_size=6,
     parallel="ddp",

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from modicum.data import Batch
-from modicum.model import Decoder, ModelConfig
+from modicum.model import ActivationCheckpointing, Decoder, ModelConfig
 from modicum.store import UserError
 from modicum.train import AttentionShape, OptimizerSettings, SupervisedLoss, Wishes, choose, make_update, prepared
 from modicum.train.allocator import keep_freed_memory
@@ -41,7 +41,7 @@ class Ours:
 
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
-    activation_checkpointing: bool = False
+    activation_checkpointing: ActivationCheckpointing = "none"
     micro_batch_size: int | None = None
 
     @classmethod
@@ -68,8 +68,8 @@ class Ours:
             return make_update(loss, optimizer, batch, micro_batch_size=rows, rate=rate, clip_norm=clip).loss
 
         words = f"{choices.dtype} {'compile' if choices.compile else 'eager'}"
-        if choices.activation_checkpointing:
-            words += ", activation checkpointing"
+        if choices.activation_checkpointing != "none":
+            words += f", {choices.activation_checkpointing} activation checkpointing"
         return Learner(words, choices.dtype, update, model.state_dict)  # type: ignore[arg-type]
 
 

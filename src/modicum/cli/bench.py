@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from modicum.cli.app import bench, verb
+from modicum.cli.options import Rounds, TableAsJson
 
 
 class PresetName(StrEnum):
@@ -41,6 +42,14 @@ class OptimizerName(StrEnum):
     MUON = "muon"
 
 
+class CheckpointingName(StrEnum):
+    """What is computed again in the backward pass: nothing, all between linear layers, or all."""
+
+    NONE = "none"
+    SELECTIVE = "selective"
+    FULL = "full"
+
+
 class DtypeName(StrEnum):
     """What matrix products run in."""
 
@@ -64,12 +73,14 @@ def train(
     peer_allocator: Annotated[
         bool, typer.Option("--peer-allocator", help="Measure the peer with modicum's allocator settings too.")
     ] = False,
-    activation_checkpointing: Annotated[bool, typer.Option("--activation-checkpointing", help="For modicum.")] = False,
+    activation_checkpointing: Annotated[
+        CheckpointingName, typer.Option(help="For modicum: what is computed again in the backward pass.")
+    ] = CheckpointingName.NONE,
     micro_batch: Annotated[int | None, typer.Option(help="For modicum: rows at once. Default: all.", min=1)] = None,
     optimizer: Annotated[OptimizerName, typer.Option(help="For modicum.")] = OptimizerName.ADAMW,
-    rounds: Annotated[int, typer.Option(help="Rounds; each system has a turn in each.", min=1)] = 3,
+    rounds: Rounds = 3,
     updates: Annotated[int, typer.Option(help="Updates that count, of each turn.", min=1)] = 4,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the table.")] = False,
+    as_json: TableAsJson = False,
 ) -> None:
     """Measure training updates here: tokens a second and peak memory, beside a peer in the same run.
 
@@ -102,7 +113,7 @@ def train(
             peers=peers,
             ours=Ours(
                 optimizer=OptimizerSettings(kind=optimizer.value),
-                activation_checkpointing=activation_checkpointing,
+                activation_checkpointing=activation_checkpointing.value,
                 micro_batch_size=micro_batch,
             ),
             rounds=rounds,

@@ -6,13 +6,12 @@ atomically, in another order each run: whoever compiles for training compiles th
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
-from modicum.model.block import DecoderBlock
+from modicum.model.block import ActivationCheckpointing, DecoderBlock
 from modicum.model.cache import KVCache
 from modicum.model.config import ModelConfig
 from modicum.model.init import init_weights
@@ -41,7 +40,7 @@ class Decoder(nn.Module):
     attention_impl: "sdpa", "blocks" (of attention_block queries), or "auto", which takes blocks where they were
     measured to be faster: on a CPU, with gradients, without a cache, for more tokens than one block, in compiled code.
     (Uncompiled they take the same time and more memory.) With an attention_block of 0, "auto" is "sdpa".
-    activation_checkpointing: keep only the inputs of each block and compute the rest again in the backward pass.
+    activation_checkpointing: what each block keeps for the backward pass (DecoderBlock says it).
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -51,8 +50,22 @@ class Decoder(nn.Module):
         self.lm_head = None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size, bias=False)
         self.attention_impl: Literal["auto", "sdpa", "blocks"] = "auto"
         self.attention_block = 128
-        self.activation_checkpointing = False
         self.init_weights(0)
+
+    @property
+    def activation_checkpointing(self) -> ActivationCheckpointing:
+        first = self.model.layers[0]
+        assert isinstance(first, DecoderBlock)
+        return first.activation_checkpointing
+
+    @activation_checkpointing.setter
+    def activation_checkpointing(self, what: ActivationCheckpointing) -> None:
+        kinds = get_args(ActivationCheckpointing)
+        if what not in kinds:
+            raise ValueError(f"activation_checkpointing: {what} is none of {', '.join(kinds)}")
+        for block in self.model.layers:
+            assert isinstance(block, DecoderBlock)
+            block.activation_checkpointing = what
 
     @property
     def device(self) -> torch.device:
@@ -153,13 +166,9 @@ class Decoder(nn.Module):
             implementation=self._implementation(x_BTD, cache, return_attention),
             block=self.attention_block,
         )
-        checkpointed = self.activation_checkpointing and torch.is_grad_enabled() and cache is None
         weights = []
         for block in self.model.layers:
-            if checkpointed:
-                x_BTD, layer_weights = checkpoint(block, x_BTD, plan, use_reentrant=False)
-            else:
-                x_BTD, layer_weights = block(x_BTD, plan)
+            x_BTD, layer_weights = block(x_BTD, plan)
             if layer_weights is not None:
                 weights.append(layer_weights)
         if cache is not None:

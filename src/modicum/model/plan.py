@@ -48,6 +48,10 @@ class AttentionPlan:
     cache: Cache | None = None
     slots: Slots | None = None
 
+    @property
+    def cached(self) -> bool:
+        return self.cache is not None or self.slots is not None
+
 
 def make_plan(
     rotary: RotaryEmbedding,

@@ -193,8 +193,9 @@ class ModelSettings(Settings):
 class TrainSettings(Settings):
     """What pretraining and fine-tuning have in common. Batches count sequences; lengths count tokens.
 
-    parallel: how many ranks, where torchrun starts them, share the work: each with the whole model, or with a shard of
-    it. micro_batch_size is that of one rank.
+    activation_checkpointing: what is computed again in the backward pass to save memory: nothing, all between linear
+    layers, or all. parallel: how many ranks, where torchrun starts them, share the work: each with the whole model,
+    or with a shard of it. micro_batch_size is that of one rank.
     """
 
     batch_size: int = Field(default=16, ge=1)
@@ -212,7 +213,7 @@ class TrainSettings(Settings):
     epsilon: float = Field(default=1e-8, gt=0)
     momentum: float = Field(default=0.95, ge=0, lt=1)
     clip_norm: float = Field(default=1.0, gt=0)
-    activation_checkpointing: bool = operating(False)
+    activation_checkpointing: Literal["none", "selective", "full"] = operating("none")
     parallel: Literal["ddp", "fsdp"] = operating("ddp")
     device: Literal["auto", "cpu", "cuda", "mps"] = operating("auto")
     dtype: Literal["auto", "float32", "bfloat16"] = operating("auto")

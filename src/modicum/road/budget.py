@@ -4,8 +4,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import floor
+from typing import get_args
 
-from modicum.model import ModelConfig
+from modicum.model import ActivationCheckpointing, ModelConfig
 from modicum.recipe import ModelSettings
 from modicum.recipe.presets import PRESETS
 from modicum.road.memory import Memory, activation_bytes, expected_memory
@@ -17,6 +18,9 @@ from modicum.road.works import TrainingWork
 from modicum.store import UserError
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+
+# How much longer an update takes with each kind of activation checkpointing (docs/training-notes.md).
+_LONGER = {"selective": "tenth", "full": "third"}
 
 
 @dataclass(frozen=True)
@@ -99,15 +103,18 @@ def _memory_mend(
     rows = _fitting_rows(budget, memory, work)
     if rows:
         return f"{work.stage}.micro_batch_size: {rows} would take {size(_with_rows(memory, work, rows).total)}"
-    saving = replace(work, wishes=replace(work.wishes, activation_checkpointing=True))
-    share = activation_bytes(config, saving) / activation_bytes(config, work)
-    lean = replace(memory, activations=round(memory.activations * share))
-    rows = work.rows if lean.total <= budget else _fitting_rows(budget, lean, work)
-    if rows and not work.wishes.activation_checkpointing:
-        return (
-            f"{work.stage}.activation_checkpointing: true with micro_batch_size: {rows} would take about "
-            f"{size(_with_rows(lean, work, rows).total)}, and each update about a third longer"
-        )
+    kinds = get_args(ActivationCheckpointing)
+    for kind in kinds[kinds.index(work.wishes.activation_checkpointing) + 1 :]:
+        saving = replace(work, wishes=replace(work.wishes, activation_checkpointing=kind))
+        share = activation_bytes(config, saving) / activation_bytes(config, work)
+        lean = replace(memory, activations=round(memory.activations * share))
+        rows = work.rows if lean.total <= budget else _fitting_rows(budget, lean, work)
+        if rows:
+            return (
+                f"{work.stage}.activation_checkpointing: {kind} with micro_batch_size: {rows} would take about "
+                f"{size(_with_rows(lean, work, rows).total)}, and each update about a {_LONGER[kind]} longer than with "
+                "none"
+            )
     least = size(_least(config, work))
     fits = next((name for name, shape in smaller.items() if _least(shape, work) <= budget), None)
     if fits is not None:

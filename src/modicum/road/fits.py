@@ -27,8 +27,8 @@ def refuse_memory(memory: Memory, work: TrainingWork) -> None:
         if work.rows > 1:
             mends.insert(0, f"{work.stage}.micro_batch_size below {work.rows}")
         mends.insert(1, f"{work.stage}.sequence_length below {work.length}")
-        if not work.wishes.activation_checkpointing:
-            mends.insert(0, f"{work.stage}.activation_checkpointing: true")
+        if work.wishes.activation_checkpointing != "full":
+            mends.insert(0, f"{work.stage}.activation_checkpointing: full")
     raise UserError(
         f"{work.stage} needs about {size(memory.total)} of memory, and this machine has {size(limit)}; take "
         f"{', or '.join(mends)}"

@@ -58,7 +58,7 @@ def expected_memory(config: ModelConfig, work: TrainingWork, trial: Trial | None
 
 def activation_bytes(config: ModelConfig, work: TrainingWork) -> float:
     """Estimated bytes that the backward pass needs of one token: of every layer, or with activation checkpointing of
-    one layer and each other's input.
+    one layer and what each other keeps (selectively: as compiled; a tenth more where it is not).
 
     In a layer: the fp32 residual stream at both norms; what the norms, the projections (before and after rotation), the
     attention and the feed-forward give, in bf16 or fp32; and half a row of attention weights for each head, with its
@@ -72,9 +72,12 @@ def activation_bytes(config: ModelConfig, work: TrainingWork) -> float:
     given = number * (2 * hidden + (queries + 2 * keys) + (queries + keys) + queries + 4 * inner)
     scores = config.num_attention_heads * work.length / 2 * (4 + number)
     layer = stream + given + scores
-    if work.wishes.activation_checkpointing:
-        return layer + config.num_hidden_layers * 4 * hidden
-    return config.num_hidden_layers * layer
+    if work.wishes.activation_checkpointing == "none":
+        return config.num_hidden_layers * layer
+    kept = 4 * hidden
+    if work.wishes.activation_checkpointing == "selective":
+        kept += number * (queries + 2 * keys + hidden + 2 * inner)
+    return layer + (config.num_hidden_layers - 1) * kept
 
 
 def rows_to_try(config: ModelConfig, work: TrainingWork, free: int) -> int:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 
+from modicum.model import ActivationCheckpointing
 from modicum.store import UserError, processor_flags, processor_name
 from modicum.train.attention import USUAL_BLOCK, AttentionShape, fastest_block
 from modicum.train.compiler import compiler_fault
@@ -30,7 +31,7 @@ class Wishes:
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     compile: Literal["auto", "on", "off"] = "auto"
     threads: int | None = None
-    activation_checkpointing: bool = False
+    activation_checkpointing: ActivationCheckpointing = "none"
     parallel: Parallel = "ddp"
 
 
@@ -45,7 +46,7 @@ class Choices:
     dtype: str
     compile: bool
     threads: int
-    activation_checkpointing: bool
+    activation_checkpointing: ActivationCheckpointing
     machine: str
     torch_version: str
     ranks: int = 1
