@@ -46,8 +46,10 @@ def generate(folder: Path, ids: list[int], tokens: int) -> list[int]:
 def main(folder: str, prompt: str, tokens: str = "64") -> None:
     """Print the prompt and what follows it."""
     tokenizer = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
-    ids = tokenizer.encode(prompt).ids
-    print(prompt + tokenizer.decode(generate(Path(folder), ids, int(tokens))))
+    tokenizer.encode_special_tokens = True  # a control token's name in the prompt is text
+    settings = json.loads((Path(folder) / "genai_config.json").read_text("utf-8"))["model"]
+    ids = [settings["bos_token_id"], *tokenizer.encode(prompt, add_special_tokens=False).ids]
+    print(tokenizer.decode(ids + generate(Path(folder), ids, int(tokens))))
 
 
 if __name__ == "__main__":

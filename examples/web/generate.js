@@ -23,7 +23,8 @@ export async function load(folder) {
 // The ids of a question as the model was taught to read one; of a plain beginning where it knows no conversations.
 export function encode({ tokenizer, words }, text) {
   if (!words.chat_template) return tokenizer.encode(text).ids;
-  const asked = { messages: [{ role: "user", content: text }], add_generation_prompt: true };
+  const { bos_token, eos_token } = words;
+  const asked = { messages: [{ role: "user", content: text }], add_generation_prompt: true, bos_token, eos_token };
   return tokenizer.encode(new Template(words.chat_template).render(asked), { add_special_tokens: false }).ids;
 }
 

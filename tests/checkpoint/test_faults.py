@@ -123,6 +123,21 @@ def test_the_newest_whole_checkpoint_is_found_behind_a_damaged_one(save, tmp_pat
         assert newest(tmp_path) == good
 
 
+def test_what_only_has_the_name_of_a_checkpoint_is_passed_over(save):
+    folder = save()
+    (folder.parent / "step-99999999.tar").write_bytes(b"")
+    (folder.parent / "step-copy").mkdir()
+    assert newest(folder.parent) == folder
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "manifest.json"])
+def test_endless_brackets_are_refused_by_file(save, name):
+    folder = save()
+    (folder / name).write_text('{"a":' + "[" * 200_000)
+    with pytest.raises(UserError, match=name):
+        load_checkpoint(folder, verify=name == "manifest.json")
+
+
 def test_no_checkpoint_at_all_is_none(tmp_path):
     assert newest(tmp_path) is None
 

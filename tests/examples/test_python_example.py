@@ -22,8 +22,9 @@ def test_it_runs_as_it_is_documented(exported, goes_on):
     checkpoint, folder = exported
     command = [sys.executable, EXAMPLES / "onnx_generate.py", folder, "A model", "12"]
     answer = subprocess.run(command, capture_output=True, check=True)
-    wanted = goes_on(checkpoint.tokenizer.encode("A model"), 12)
-    assert answer.stdout.decode() == "A model" + checkpoint.tokenizer.decode(wanted, skip_special=True) + "\n"
+    asked = [checkpoint.tokenizer.bos_id, *checkpoint.tokenizer.encode("A model")]  # as `modicum generate` asks
+    wanted = checkpoint.tokenizer.decode([*asked, *goes_on(asked, 12)], skip_special=True)
+    assert answer.stdout.decode() == wanted + "\n"
 
 
 def test_it_stops_where_the_context_is_full_and_where_an_answer_ends(exported, goes_on):

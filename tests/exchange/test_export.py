@@ -23,10 +23,10 @@ SIZES = {
 def checkpoint(tokenizer, tmp_path):
     """A function that saves a decoder; keyword arguments go into its config."""
 
-    def checkpoint(**changes):
+    def checkpoint(*, chat=False, **changes):
         model = Decoder(ModelConfig(**{**SIZES, **changes}))
         return save_checkpoint(
-            tmp_path / "ours", 1, config=model.config, weights=model.state_dict(), tokenizer=tokenizer, chat=False,
+            tmp_path / "ours", 1, config=model.config, weights=model.state_dict(), tokenizer=tokenizer, chat=chat,
             training=None,
         )  # fmt: skip
 
@@ -61,11 +61,14 @@ def test_the_sentencepiece_model_goes_with_a_checkpoint_that_has_it_and_with_no_
     assert files == sorted(file.name for file in (tmp_path / "again").iterdir())
     assert all((tmp_path / "ours" / name).read_bytes() == (tmp_path / "again" / name).read_bytes() for name in files)
 
-    other = checkpoint()
+    other = checkpoint(chat=True)
     (other / "tokenizer.model").write_bytes(sentencepiece_model)  # of another model: no manifest names it
     report = export_checkpoint(other, out=tmp_path / "without")
     assert not (tmp_path / "without" / "tokenizer.model").exists()
-    assert report.notes == ("no tokenizer.model: the checkpoint has none; its ids are those of tokenizer.json",)
+    assert report.notes == (
+        "no tokenizer.model: the checkpoint has none; its ids are those of tokenizer.json",
+        "an answer ends at '<|im_end|>' here too; the config has one eos_token_id, so its reader must be told",
+    )
 
 
 def test_a_damaged_sentencepiece_model_does_not_go_out(foreign, tmp_path):

@@ -148,7 +148,7 @@ def test_a_config_that_is_none_is_refused(content, folder, refused):
 
 
 def test_a_config_larger_than_any_is_not_read(folder, refused, monkeypatch):
-    monkeypatch.setattr("modicum.exchange.stored._LARGEST_JSON", 100)
+    monkeypatch.setattr("modicum.store.reading.LARGEST", 100)
     assert "config.json: larger than" in refused()
     assert folder.exists()
 

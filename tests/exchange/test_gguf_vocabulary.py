@@ -9,7 +9,7 @@ import tokenizers
 from sentencepiece import SentencePieceTrainer
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from modicum.exchange import export_gguf, import_checkpoint
+from modicum.exchange import export_gguf, gguf_pieces, import_checkpoint
 from modicum.exchange.gguf_pieces import pieces_definition
 from modicum.exchange.gguf_runtime import ask
 from modicum.exchange.gguf_vocabulary import vocabulary_metadata
@@ -123,7 +123,9 @@ def test_a_normalizer_that_llama_cpp_lacks_is_refused(foreign_tokenizer):
 @pytest.mark.usefixtures("brief_gate")
 def test_composing_is_left_to_whoever_writes_the_text(foreign_tokenizer, tmp_path):
     folder = gguf_models.save(foreign_tokenizer(CUTS["qwen2"][0], normalizer=normalizers.NFC()), tmp_path, chat=False)
-    assert export_gguf(folder, out=tmp_path / "out").proof.strings == 200
+    report = export_gguf(folder, out=tmp_path / "out")
+    assert report.proof.strings == 200
+    assert report.notes[0].startswith("llama.cpp does not compose accents")
 
 
 @pytest.fixture
@@ -202,3 +204,10 @@ def test_pieces_that_cannot_be_are_refused(tokens, scores, word):
     vocab = {token: number for number, token in enumerate(tokens)}
     with pytest.raises(UserError, match=word):
         pieces_definition(vocab, [True] * len(tokens), scores, True, "x")
+
+
+def test_pieces_that_make_each_other_in_endless_ways_are_refused(monkeypatch):
+    monkeypatch.setattr(gguf_pieces, "_MOST_MERGES", 9)
+    vocab = {"a" * length: length - 1 for length in range(1, 6)}  # 0 + 1 + 2 + 3 + 4 ways
+    with pytest.raises(UserError, match="x: its pieces are made of each other in more than 9 ways"):
+        pieces_definition(vocab, [True] * 5, [0.0] * 5, True, "x")

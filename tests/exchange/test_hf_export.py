@@ -54,9 +54,19 @@ def test_shards_are_at_most_so_large_and_together_what_the_index_says(tokenizer,
 
 
 @pytest.mark.parametrize(("dtype", "kind"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
-def test_the_config_names_the_type_that_the_weights_have(dtype, kind, tokenizer, tmp_path):
+def test_the_config_names_the_type_that_the_weights_have_and_it_is_judged_in(
+    dtype, kind, tokenizer, tmp_path, monkeypatch
+):
+    asked, speaker = [], hf_exporting.decoder_speaker
+
+    def watched(weights, config, dtype=torch.float32):
+        asked.append(dtype)
+        return speaker(weights, config, dtype)
+
+    monkeypatch.setattr(hf_exporting, "decoder_speaker", watched)
     folder = gguf_models.save(tokenizer, tmp_path)
     report = export_hf(folder, dtype=dtype, out=tmp_path / "out", limits=WIDE)
+    assert asked == [torch.float32, torch.float32, kind]
     assert report.files == ("model.safetensors",)
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto").dtype == kind
     assert report.bytes < 0.6 * report.checkpoint_bytes
@@ -97,7 +107,10 @@ def run(tokenizer, tmp_path):
             "heldout": {
                 "chat": {
                     "total": {"bits_per_byte": 1.5, "low": 1.25, "high": 1.75},
-                    "domains": {"tales": {"bits_per_byte": 2.5, "low": 2.0, "high": 3.0}},
+                    "domains": {
+                        "tales": {"bits_per_byte": 2.5, "low": 2.0, "high": 3.0},
+                        "one letter": {"bits_per_byte": 3.5, "low": None, "high": None},
+                    },
                 }
             },
             "choices": {"chat": {"n": 40, "accuracy": 0.5, "low": 0.375, "high": 0.625, "chance": 0.25}},
@@ -121,12 +134,16 @@ def test_the_card_has_the_evaluation_and_the_licences_of_the_run(run, tmp_path):
         "# mine (chat)",
         "| held-out text, bits per byte (lower is better) | 1.500 (1.250 to 1.750) |",
         "| - tales | 2.500 (2.000 to 3.000) |",
+        "| - one letter | 3.500 |",
         "| multiple choice, 40 questions (chance 25.0%) | 50.0% (37.5% to 62.5%) |",
         "| answers that end within 64 tokens | 75.0% |",
         "| books | CC0-1.0 | 1,200 | 3.50 MB |",
         f"| parameters | {report.parameters:,} |",
     ):
         assert line in card.splitlines()
+    assert "Measured at full precision" not in card
+    export_hf(run[1], dtype="bf16", out=tmp_path / "rounded", limits=WIDE)
+    assert "Measured at full precision" in (tmp_path / "rounded" / "README.md").read_text()
 
 
 def test_a_card_tells_nothing_of_a_checkpoint_that_was_not_the_one_evaluated(run, tmp_path):
@@ -208,7 +225,7 @@ def test_words_that_are_not_the_checkpoints_are_refused_by_name(file, change, to
 
 
 def test_what_rounding_costs_is_measured_and_a_limit_refuses(tokenizer, tmp_path):
-    with pytest.raises(UserError, match=r"rounding costs too much.*\n  mean KL divergence .*, allowed 1e-09"):
+    with pytest.raises(UserError, match=r"its number type costs too much.*\n  mean KL divergence .*, allowed 1e-09"):
         export_hf(gguf_models.save(tokenizer, tmp_path), dtype="bf16", out=tmp_path / "out", limits=Limits(1e-9, 10, 0))
 
 

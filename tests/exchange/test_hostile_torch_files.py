@@ -218,6 +218,16 @@ def test_a_claim_that_the_file_does_not_hold_is_refused_when_it_is_read(foreign,
     assert "model.pt" in refused(path)
 
 
+def test_lists_that_hold_each_other_are_named_in_a_line(foreign, refused):
+    endless = ["x"]
+    for _ in range(30):
+        endless = [endless] * 10
+    path, _ = foreign(
+        "core", content=lambda weights, values: {"model_state": weights, "config": {**values, "vocab_size": endless}}
+    )
+    assert max(map(len, refused(path).splitlines())) < 400
+
+
 @pytest.mark.parametrize("keep", [0, 1, 100, 0.5, 0.99, -1])
 def test_a_file_that_was_cut_off_is_refused(keep, foreign, refused):
     path, _ = foreign("core")

@@ -65,7 +65,7 @@ def test_json_that_json_cannot_say_is_refused(tmp_path):
 
 
 def test_a_kill_between_the_two_renames_loses_neither_folder(tmp_path):
-    aside = tmp_path / ".tmp-old-final"
+    aside = tmp_path / ".aside-final"
     aside.mkdir()
     (aside / "x").write_text("old")
     (tmp_path / ".tmp-final").mkdir()
@@ -115,3 +115,21 @@ def test_the_folder_one_stands_in_can_be_written(tmp_path, monkeypatch):
     with atomic_directory(Path(".")) as folder:
         write_text(folder / "a", "x")
     assert (tmp_path / "here" / "a").read_text() == "x"
+
+
+@pytest.mark.parametrize("leftover", [".tmp-old-model", ".tmp-model2", ".aside-old-model", ".tmp-m"])
+def test_what_another_left_behind_gets_no_finished_name_and_stays(tmp_path, leftover):
+    (tmp_path / leftover).mkdir()
+    (tmp_path / leftover / "half").write_text("x")
+    with pytest.raises(RuntimeError), atomic_directory(tmp_path / "model"):
+        raise RuntimeError
+    assert names(tmp_path) == [leftover]
+
+
+@pytest.mark.parametrize("name", ["m[1]", "m*", "m?", "[!a]"])
+def test_a_name_is_no_pattern(tmp_path, name):
+    (tmp_path / f".tmp-{name}").mkdir()
+    (tmp_path / ".tmp-m1").mkdir()
+    with atomic_directory(tmp_path / name) as folder:
+        (folder / "x").write_text("new")
+    assert names(tmp_path) == sorted([".tmp-m1", name])

@@ -8,6 +8,7 @@ from transformers import AutoTokenizer
 
 from modicum.store import UserError
 from modicum.tokenizer import load_tokenizer, train_tokenizer
+from modicum.tokenizer.template import Template
 
 # ChatML as most of the Hub has it: no generation blocks, nothing trimmed
 PLAIN_CHATML = (
@@ -185,3 +186,15 @@ def test_thousands_of_filling_tokens_do_not_slow_the_renderer_down():
     rendered = tokenizer.render([{"role": "user", "content": html}])
     assert sum(i in tokenizer.special_ids for i in rendered.ids) == 2
     assert rendered.text == f"<|im_start|>user\n{html}<|im_end|>\n"
+
+
+def test_without_a_mask_a_long_conversation_is_rendered_no_more_often_than_a_short_one(own, monkeypatch):
+    tokenizer, _ = own
+    messages = [{"role": role, "content": "Hi <|im_end|>"} for role in (*("user", "assistant") * 20, "user")]
+    wanted, times, write = tokenizer.render(messages, add_generation_prompt=True), [], Template.render
+    monkeypatch.setattr(Template, "render", lambda *given, **named: times.append(1) or write(*given, **named))
+    rendered = tokenizer.render(messages, add_generation_prompt=True, masked=False)
+    assert (rendered.ids, rendered.text) == (wanted.ids, wanted.text)
+    assert len(times) <= 2
+    assert len(rendered.assistant_mask) == len(rendered.ids)
+    assert not any(rendered.assistant_mask)

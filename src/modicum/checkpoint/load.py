@@ -1,6 +1,5 @@
 """Read a checkpoint: every fault of its files is one clear error that names them."""
 
-import json
 import warnings
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,7 +15,7 @@ from modicum.checkpoint.save import OPTIMIZER, STATE, WEIGHTS, TrainingState
 from modicum.model import Decoder, ModelConfig
 from modicum.model.packing import RoundedMatrix
 from modicum.model.quantized import install
-from modicum.store import UserError, verify_manifest
+from modicum.store import UserError, read_json, verify_manifest
 from modicum.tokenizer import Tokenizer, load_tokenizer
 
 _ANOTHER = "take another checkpoint, or copy this one again"
@@ -40,6 +39,16 @@ class Checkpoint:
         """The update it was written after; 0 where the folder is not named after one."""
         name = self.path.resolve().name
         return int(name.removeprefix("step-")) if name.startswith("step-") and name[5:].isdecimal() else 0
+
+    @property
+    def talks(self) -> bool:
+        """Whether it answers in its tokenizer's chat template: it stops where that ends a turn."""
+        return self.tokenizer.chat_template is not None and self.tokenizer.end_of_turn_id in self.stop_ids
+
+    @property
+    def was_trained(self) -> bool:
+        """Whether it was written in training: what that goes on from lies in it."""
+        return (self.path / STATE).exists()
 
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
@@ -120,7 +129,8 @@ def load_checkpoint(path: Path, *, verify: bool = True) -> Checkpoint:
 
 def newest(root: Path) -> Path | None:
     """The whole checkpoint of the highest step below `root`, or None. A damaged one is passed over with a warning."""
-    for folder in sorted(root.glob("step-*"), reverse=True):
+    folders = [path for path in root.glob("step-*") if path.is_dir() and path.name[5:].isdecimal()]
+    for folder in sorted(folders, reverse=True):
         try:
             verify_manifest(folder)
         except UserError as error:
@@ -140,7 +150,7 @@ def _refuse_links_out(path: Path) -> None:
 
 def _stop_ids(path: Path, tokenizer: Tokenizer) -> list[int]:
     given = _read_json(path / "generation_config.json").get("eos_token_id")
-    ids = [i for i in (given if isinstance(given, list) else [given]) if isinstance(i, int)]
+    ids = [i for i in (given if isinstance(given, list) else [given]) if type(i) is int]
     if not ids or not all(0 <= i < tokenizer.vocab_size for i in ids):
         raise UserError(
             f"{path / 'generation_config.json'}: eos_token_id {given!r} is not in the vocabulary; {_ANOTHER}"
@@ -189,11 +199,6 @@ def _opened(file: Path) -> Any:
 
 def _read_json(file: Path) -> dict[str, Any]:
     try:
-        value = json.loads(file.read_text("utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{file}: missing; {_ANOTHER}") from None
-    except ValueError as error:
-        raise UserError(f"{file}: not JSON ({error}); {_ANOTHER}") from None
-    if not isinstance(value, dict):
-        raise UserError(f"{file}: expected a JSON object; {_ANOTHER}")
-    return value
+        return read_json(file)
+    except UserError as error:
+        raise UserError(f"{error}; {_ANOTHER}") from None

@@ -1,6 +1,6 @@
 """A checkpoint leaves in a dialect's own names and layout, for tools that speak it; read back before it has a name."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -66,8 +66,17 @@ def export_checkpoint(
             write_bytes(unfinished / SENTENCEPIECE, (checkpoint / SENTENCEPIECE).read_bytes())
         progress("reading it back and comparing its logits with the checkpoint's")
         compared = _read_back(unfinished, loaded, out)
-    lacking = () if kept else (f"no {SENTENCEPIECE}: the checkpoint has none; its ids are those of tokenizer.json",)
-    return ExportReport(out, to, config.parameter_count(), len(state), compared, lacking)
+    return ExportReport(out, to, config.parameter_count(), len(state), compared, tuple(_lacking(loaded, kept)))
+
+
+def _lacking(checkpoint: Checkpoint, kept: bool) -> Iterator[str]:
+    """What the dialect's files do not say. kept: whether the tokenizer.model came along."""
+    if not kept:
+        yield f"no {SENTENCEPIECE}: the checkpoint has none; its ids are those of tokenizer.json"
+    more = sorted({*checkpoint.stop_ids} - {checkpoint.tokenizer.eot_id})
+    if more:
+        named = " and ".join(repr(checkpoint.tokenizer.decode([number])) for number in more)
+        yield f"an answer ends at {named} here too; the config has one eos_token_id, so its reader must be told"
 
 
 def _read_back(folder: Path, source: Checkpoint, out: Path) -> tuple[Compared, ...]:

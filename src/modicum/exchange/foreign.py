@@ -14,9 +14,10 @@ from torch import Tensor
 
 from modicum.exchange.described import Described, describe
 from modicum.exchange.names import EMBEDDING, HEAD, Dialect, foreign_names, shown, weight_shapes
-from modicum.exchange.stored import Stored, find_stored, read_json
+from modicum.exchange.stored import Stored, find_stored
 from modicum.model import ModelConfig
-from modicum.store import UserError
+from modicum.model.values import shown as value_shown
+from modicum.store import UserError, read_json
 
 # Llamas of before 2023 carry a table that their config gives as well; transformers passes over it too.
 _TABLES = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
@@ -68,7 +69,7 @@ def read_foreign(path: Path, dialect: Dialect) -> Foreign:
 def _check_beside(inside: Mapping[str, Any], beside: Mapping[str, Any], origins: str) -> None:
     """Refuse two configs of one model that say different things of a key that both have."""
     faults = [
-        f"{name}: {inside[name]!r} in the file of the weights, {beside[name]!r} in config.json"
+        f"{name}: {value_shown(inside[name])} in the file of the weights, {value_shown(beside[name])} in config.json"
         for name in sorted(inside.keys() & beside.keys())
         if inside[name] != beside[name]
     ]

@@ -1,6 +1,6 @@
 """A checkpoint leaves as a GGUF file, when llama.cpp has run it and said what the checkpoint says."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,9 @@ from modicum.exchange.gguf_gate import LIMITS, Proof, prove_gguf
 from modicum.exchange.gguf_runtime import library, timed
 from modicum.exchange.gguf_weights import Quant, file_tensors, gguf_library
 from modicum.exchange.gguf_writing import file_metadata, write_gguf
+from modicum.exchange.leaving import leaving
 from modicum.exchange.scope import SCOPE, Scope
+from modicum.exchange.strings import composes
 from modicum.store import UserError, atomic_directory, refuse_taken, write_json
 from modicum.tokenizer import Tokenizer
 
@@ -62,7 +64,7 @@ def export_gguf(
     gguf_library(), library()
     limits = limits or LIMITS[quant]
     progress(f"reading {checkpoint}")
-    loaded = load_checkpoint(checkpoint)
+    loaded = leaving(load_checkpoint(checkpoint))
     try:
         metadata = file_metadata(loaded.config, loaded.tokenizer, quant)
     except UserError as error:
@@ -86,7 +88,7 @@ def export_gguf(
             fallbacks=tuple((tensor.name, tensor.kind, tensor.fallback or "") for tensor in others),
             limits=limits,
             proof=proof,
-            notes=(*untold, *(_ends_more(loaded.tokenizer, number) for number in proof.more_ends)),
+            notes=(*untold, *_otherwise(loaded.tokenizer, proof.more_ends)),
         )
         write_json(unfinished / "parity.json", {key: v for key, v in report.to_dict().items() if key != "out"})
     return report
@@ -110,6 +112,11 @@ def _cost(file: Path, checkpoint: Checkpoint) -> Cost:
     return Cost(file.stat().st_size, found["load_seconds"], tokens / seconds, found["memory_bytes"])
 
 
-def _ends_more(tokenizer: Tokenizer, number: int) -> str:
+def _otherwise(tokenizer: Tokenizer, ends: Sequence[int]) -> Iterator[str]:
+    """What llama.cpp does otherwise with the file. ends: at which it ends an answer besides."""
+    if composes(tokenizer):
+        yield "llama.cpp does not compose accents (NFC) as the tokenizer does: give it composed text, as was compared"
     names = {number: token for token, number in tokenizer.definition["model"]["vocab"].items()}
-    return f"an answer ends at {names.get(number, 'a token')} (id {number}) in llama.cpp, and goes on in the checkpoint"
+    for number in ends:
+        token = names.get(number, "a token")
+        yield f"an answer ends at {token} (id {number}) in llama.cpp, and goes on in the checkpoint"

@@ -6,6 +6,7 @@ what SentencePiece does unless told not to) would give other ids there, and is r
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from modicum.store import UserError
@@ -16,6 +17,7 @@ _SPACE = "\u2581"
 _TO_PIECES = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
 _PREFIX = {"type": "Prepend", "prepend": _SPACE}
 _LONGEST = 512
+_MOST_MERGES = 1 << 22
 
 
 def check_pieces(definition: Mapping[str, Any]) -> None:
@@ -50,7 +52,8 @@ def pieces_definition(
 ) -> dict[str, Any]:
     """The content of a tokenizer.json but for its added tokens. normal: of each id, whether it is text. given: scores.
 
-    Raises UserError, `origin` in front, for scores that belong to other tokens, and a piece too long to be one.
+    Raises UserError, `origin` in front, for scores that belong to other tokens, a piece too long to be one, and more
+    merges than a vocabulary has.
     """
     if len(given) != len(normal):
         raise UserError(f"{origin}: {len(normal):,} tokens with {len(given):,} scores")
@@ -58,12 +61,15 @@ def pieces_definition(
     longest = max(map(len, pieces), default=0)
     if longest > _LONGEST:
         raise UserError(f"{origin}: a piece has {longest:,} characters; no more than {_LONGEST} are read")
-    pairs = [
+    cuts = (
         (-score, vocab[piece], cut, piece)
         for piece, score in pieces.items()
         for cut in range(1, len(piece))
         if piece[:cut] in pieces and piece[cut:] in pieces
-    ]
+    )
+    pairs = list(islice(cuts, _MOST_MERGES + 1))
+    if len(pairs) > _MOST_MERGES:
+        raise UserError(f"{origin}: its pieces are made of each other in more than {_MOST_MERGES:,} ways")
     strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefix else []
     to_text = {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}
     return {

@@ -12,8 +12,7 @@ import torch
 
 from modicum.checkpoint import Checkpoint
 from modicum.evaluate.texts import run_of
-from modicum.exchange.stored import read_json
-from modicum.store import hash_file
+from modicum.store import hash_file, read_json
 
 _HEAD = """---
 library_name: transformers
@@ -70,10 +69,15 @@ def model_card(checkpoint: Checkpoint, dtype: torch.dtype) -> tuple[str, bool]:
         "A language model trained with modicum.",
         "",
         *table,
-        _USE.format(name="path/of/this/folder", inputs=_CHAT if checkpoint.tokenizer.chat_template else _PLAIN),
+        _USE.format(name="path/of/this/folder", inputs=_CHAT if checkpoint.talks else _PLAIN),
         "## Evaluation",
         "",
         *(evaluation or ["No evaluation of this checkpoint lies with it."]),
+        *(
+            ["", "Measured at full precision, before the numbers were rounded."]
+            if evaluation and dtype != torch.float32
+            else []
+        ),
         "",
         "## Texts it was trained on",
         "",
@@ -107,9 +111,10 @@ def _evaluation(run: Path, model: str, checkpoint: Path) -> list[str]:
     return _table(("measure", "value (95 % interval)"), rows)
 
 
-def _interval(figures: Mapping[str, float], key: str, unit: str) -> str:
+def _interval(figures: Mapping[str, float | None], key: str, unit: str) -> str:
     shown = ".1%" if unit else ".3f"
-    return f"{figures[key]:{shown}} ({figures['low']:{shown}} to {figures['high']:{shown}})"
+    value = f"{figures[key]:{shown}}"
+    return value if figures["low"] is None else f"{value} ({figures['low']:{shown}} to {figures['high']:{shown}})"
 
 
 def _licences(run: Path) -> list[str]:

@@ -15,8 +15,7 @@ from modicum.exchange.gguf_vocabulary import tokenizer_of
 from modicum.exchange.layouts import relaid
 from modicum.exchange.names import Dialect
 from modicum.exchange.parity import Compared, decoder_speaker, prove, truth_of
-from modicum.exchange.stored import read_json
-from modicum.store import UserError, atomic_directory, write_json, write_manifest
+from modicum.store import UserError, atomic_directory, read_json, write_json, write_manifest
 from modicum.store import refuse_taken as refuse_taken
 from modicum.store.atomic import write_bytes
 from modicum.tokenizer import CYBERSLM_TEMPLATE, Tokenizer, load_tokenizer, sentencepiece_tokenizer

@@ -9,6 +9,7 @@ from typing import Any
 from modicum.checkpoint import Checkpoint, load_checkpoint
 from modicum.evaluate.beside import Cost, cost_of_full
 from modicum.evaluate.divergence import Limits
+from modicum.exchange.leaving import leaving
 from modicum.exchange.onnx_gate import LIMITS, OnnxProof, prove_onnx
 from modicum.exchange.onnx_nodes import onnx_library
 from modicum.exchange.onnx_runtime import ask_onnx, check_runtime
@@ -62,7 +63,7 @@ def export_onnx(
     check_runtime()
     limits = limits or ONNX_LIMITS[quant]
     progress(f"reading {checkpoint}")
-    loaded = load_checkpoint(checkpoint)
+    loaded = leaving(load_checkpoint(checkpoint))
     file = model_file(quant)
     progress(f"writing {out}")
     with atomic_directory(out) as unfinished:

@@ -15,8 +15,7 @@ from modicum.exchange.names import EMBEDDING, HEAD
 from modicum.exchange.onnx_nodes import onnx_library
 from modicum.exchange.onnx_weights import ROUNDED, SCALES, Numbers, OnnxQuant, onnx_tensors
 from modicum.exchange.onnx_writing import genai_config
-from modicum.exchange.stored import read_json
-from modicum.store import UserError
+from modicum.store import UserError, read_json
 
 
 def read_back(folder: Path, file: str, name: str, checkpoint: Checkpoint, quant: OnnxQuant) -> int:

@@ -7,8 +7,7 @@ from modicum.checkpoint import Checkpoint
 from modicum.exchange.onnx_graph import decoder_graph
 from modicum.exchange.onnx_nodes import onnx_library
 from modicum.exchange.onnx_weights import OnnxQuant, onnx_tensors
-from modicum.exchange.stored import read_json
-from modicum.store import write_json
+from modicum.store import read_json, write_json
 
 DATA_BYTES = 1 << 30  # of weights in the graph's own file: what a browser still takes, and below protobuf's 2 GiB
 _SUFFIXES: dict[OnnxQuant, str] = {"fp32": "", "fp16": "_fp16", "int8": "_int8"}  # transformers.js' own

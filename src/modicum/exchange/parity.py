@@ -95,15 +95,15 @@ def prove(what: str, speaker: Speaker, truth: Truth, *, tolerance: float | None 
     return tuple(compared)
 
 
-def decoder_speaker(weights: Mapping[str, Tensor], config: ModelConfig) -> Speaker:
-    """Our decoder with these weights in float32; those that are float32 already are shared, not copied."""
+def decoder_speaker(weights: Mapping[str, Tensor], config: ModelConfig, dtype: torch.dtype = torch.float32) -> Speaker:
+    """Our decoder with these weights, computing in `dtype`; those that are of it already are shared, not copied."""
     with torch.device("meta"):
         model = Decoder(config)
-    model.load_state_dict({name: weight.float() for name, weight in weights.items()}, assign=True)
+    model.load_state_dict({name: weight.to(dtype) for name, weight in weights.items()}, assign=True)
     model.eval()
 
     def speak(ids: Ids) -> Any:
         with torch.no_grad():
-            return model(torch.from_numpy(ids)[None])[0].numpy()
+            return model(torch.from_numpy(ids)[None])[0].float().numpy()
 
     return speak

@@ -3,7 +3,6 @@
 safetensors, torch files, and folders of either, in one file or in shards with an index; nothing in them is executed.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,9 +13,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from modicum.exchange.torch_file import is_mapping_of_tensors, read_torch_file
-from modicum.store import UserError
+from modicum.store import UserError, read_json
 
-_LARGEST_JSON = 1 << 26
 # In the order in which transformers looks; the last is our own export's.
 _USUAL = (
     "model.safetensors",
@@ -87,23 +85,6 @@ def _unwrapped(stored: Stored) -> Stored:
 
     note = f"every name began with {prefix}, as a compiled or wrapped module's do; it was taken off"
     return replace(stored, claims=plain(stored.claims), read=lambda: plain(stored.read()), notes=(*stored.notes, note))
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """The object in a JSON file from anywhere. Raises UserError for what is not one."""
-    if not file.is_file():
-        raise UserError(f"{file}: missing, or no regular file")
-    if file.stat().st_size > _LARGEST_JSON:
-        raise UserError(f"{file}: larger than {_LARGEST_JSON >> 20} MiB; no such file is")
-    try:
-        value = json.loads(file.read_text("utf-8"))
-    except RecursionError:
-        raise UserError(f"{file}: nested too deeply") from None
-    except ValueError as error:
-        raise UserError(f"{file}: not JSON ({error})") from None
-    if not isinstance(value, dict):
-        raise UserError(f"{file}: expected a JSON object")
-    return value
 
 
 def _one_file(path: Path) -> Stored:

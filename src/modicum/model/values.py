@@ -6,6 +6,7 @@ number is limited before such a list is made for a file that only claims to have
 """
 
 import math
+import reprlib
 from typing import Any
 
 import torch
@@ -13,12 +14,16 @@ import torch
 LARGEST_SIZE = 2**31 - 1
 MOST_LAYERS = 2**16
 _FLOAT32 = torch.finfo(torch.float32)
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel = 2
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 200
 
 
 def shown(value: Any) -> str:
-    """The value as a message shows it, cut where it is long."""
+    """The value as a message shows it, cut where it is long, or deep: lists that hold each other take few bytes in a
+    file, and no end of text."""
     try:
-        text = repr(value)
+        text = _SHORT.repr(value)
     except ValueError:  # of more than 4300 digits, which Python does not write
         text = "a number of thousands of digits"
     return text if len(text) <= 60 else f"{text[:60]}..."

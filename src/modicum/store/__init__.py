@@ -19,6 +19,7 @@ from modicum.store.lock import run_lock
 from modicum.store.manifest import verify_manifest, write_manifest
 from modicum.store.memory import free_memory, memory_limit
 from modicum.store.processor import processor_flags, processor_name
+from modicum.store.reading import read_json
 from modicum.store.run import RunDirectory
 from modicum.store.stage import Stage, StageManifest, peak_memory_bytes
 
@@ -38,6 +39,7 @@ __all__ = [
     "peak_memory_bytes",
     "processor_flags",
     "processor_name",
+    "read_json",
     "refuse_taken",
     "remove_leftovers",
     "run_lock",

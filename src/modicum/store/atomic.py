@@ -3,6 +3,7 @@
 Order matters: contents reach the disk before the name does (fsync of files, then rename, then fsync of the parent).
 """
 
+import glob
 import json
 import os
 import shutil
@@ -13,7 +14,7 @@ from typing import Any
 
 from modicum.store.errors import UserError
 
-_TEMPORARY = ".tmp-"
+_TEMPORARY, _ASIDE = ".tmp-", ".aside-"  # neither begins as the other, so none is taken for the other
 
 
 def refuse_taken(out: Path) -> None:
@@ -84,7 +85,7 @@ def atomic_directory(final: Path) -> Iterator[Path]:
 
 def replace_directory(temporary: Path, final: Path) -> None:
     """Rename a finished folder to its name, setting an older one aside first (a folder cannot be renamed over)."""
-    aside = final.with_name(f"{_TEMPORARY}old-{final.name}")
+    aside = final.with_name(f"{_ASIDE}{final.name}")
     if final.exists():
         final.rename(aside)
     temporary.rename(final)
@@ -99,13 +100,14 @@ def remove_leftovers(parent: Path, name: str | None = None) -> None:
     """
     if not parent.is_dir():
         return
-    for aside in parent.glob(f"{_TEMPORARY}old-{name or '*'}"):
-        final = parent / aside.name.removeprefix(f"{_TEMPORARY}old-")
+    names = "*" if name is None else glob.escape(name)
+    for aside in parent.glob(f"{_ASIDE}{names}"):
+        final = parent / aside.name.removeprefix(_ASIDE)
         if final.exists():
             shutil.rmtree(aside)
         else:
             aside.rename(final)
-    for leftover in parent.glob(f"{_TEMPORARY}{name or '*'}"):
+    for leftover in parent.glob(f"{_TEMPORARY}{names}"):
         if leftover.is_dir():
             shutil.rmtree(leftover)
         else:

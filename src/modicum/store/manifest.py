@@ -1,11 +1,11 @@
 """manifest.json of a finished folder: the SHA-256 of every file, so that a flipped bit has a name."""
 
-import json
 from pathlib import Path
 
 from modicum.store.atomic import write_json
 from modicum.store.errors import UserError
 from modicum.store.hashes import hash_file
+from modicum.store.reading import read_json
 
 MANIFEST = "manifest.json"
 
@@ -25,12 +25,12 @@ def write_manifest(directory: Path) -> dict[str, str]:
 def read_manifest(directory: Path) -> dict[str, str]:
     """The manifest's {relative name: SHA-256}. Raises UserError when it is missing or not readable as one."""
     path = directory / MANIFEST
+    if not path.is_file():
+        raise UserError(f"{path}: missing, so the folder is not complete; take another checkpoint")
     try:
-        files = json.loads(path.read_text("utf-8"))["files"]
+        files = read_json(path)["files"]
         return {str(name): str(digest) for name, digest in files.items()}
-    except FileNotFoundError:
-        raise UserError(f"{path}: missing, so the folder is not complete; take another checkpoint") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (UserError, KeyError, AttributeError):
         raise UserError(f"{path}: not a manifest; the folder is damaged, take another checkpoint") from None
 
 

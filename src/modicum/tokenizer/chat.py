@@ -55,10 +55,18 @@ class Renderer:
         self._encode = encode
 
     def render(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = False, tools: Any = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = False,
+        tools: Any = None,
+        masked: bool = True,
     ) -> Rendered:
-        """Raises UserError for a conversation that cannot be rendered, and for a template whose prompt for an assistant
-        turn is not what that turn begins with: a model trained on the one would be served the other."""
+        """masked: whether assistant_mask is wanted; without it all of it is false.
+
+        Raises UserError for a conversation that cannot be rendered. With a mask also for a template whose prompt for an
+        assistant turn is not what that turn begins with, and for a token that spans the border of such a turn: a model
+        trained on the one would be served the other."""
         template = self._template
         if template is None:
             raise UserError(
@@ -81,13 +89,14 @@ class Renderer:
         count = len(conversation.messages)
         written = write(count, add_generation_prompt)
         if template.shipped:
-            return self._tokens(written.text, written.blocks, conversation.restore)
+            return self._tokens(written.text, written.blocks if masked else [], conversation.restore)
         if conversation.hides:
             as_is = write(count, add_generation_prompt, hidden=False)
             if conversation.restore(written.text) != as_is.text:
                 self._refuse_rewriting(conversation, written.text, as_is.text)
                 written, write = as_is, partial(write, hidden=False)
-        regions = self._checked_regions(written, conversation.messages, write)
+        # each turn is rendered again for it, and each token held against each turn: too much for who asks no mask
+        regions = self._checked_regions(written, conversation.messages, write) if masked else []
         return self._tokens(written.text, regions, conversation.restore)
 
     def _refuse_rewriting(self, conversation: Conversation, hidden: str, as_is: str) -> None:

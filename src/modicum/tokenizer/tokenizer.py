@@ -121,14 +121,16 @@ class Tokenizer:
         *,
         add_generation_prompt: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        masked: bool = True,
     ) -> Rendered:
         """The ids of a conversation, for training and for serving alike; the rules stand in `chat`.
 
         messages: role (system, user, assistant or tool) and content, as the OpenAI API has them; tool_calls on
-        assistant ones. tools: JSON schemas. A template that tells the date (strftime_now) gives other ids tomorrow.
+        assistant ones. tools: JSON schemas. masked: whether assistant_mask is wanted, and what it is checked for; a
+        long conversation pays for both. A template that tells the date (strftime_now) gives other ids tomorrow.
         Raises UserError for a conversation or a template that cannot be rendered faithfully.
         """
-        return self._renderer.render(messages, add_generation_prompt=add_generation_prompt, tools=tools)
+        return self._renderer.render(messages, add_generation_prompt=add_generation_prompt, tools=tools, masked=masked)
 
     def save(self, directory: Path) -> None:
         """Write tokenizer.json, tokenizer_config.json and, where there is a template, chat_template.jinja: what
@@ -151,10 +153,17 @@ class Tokenizer:
             "eos_token": self.roles.eos,
             "pad_token": self.roles.pad,
             "unk_token": self.roles.unk,
-            "add_bos_token": self.roles.opens is not None and self.roles.opens == self.roles.bos,
-            "add_eos_token": self.roles.closes is not None and self.roles.closes == self.roles.eos,
+            **self._said_around(),
             "add_prefix_space": False,
             "clean_up_tokenization_spaces": False,
             "padding_side": "left",
         }
         write_json(directory / "tokenizer_config.json", settings)
+
+    def _said_around(self) -> dict[str, bool]:
+        """What stands around a text, in the words of tokenizer_config.json: where those are there, transformers makes a
+        post-processor of them in the place of tokenizer.json's. They know bos and eos alone."""
+        opens, closes = self.roles.opens, self.roles.closes
+        if opens not in (None, self.roles.bos) or closes not in (None, self.roles.eos):
+            return {}
+        return {"add_bos_token": opens is not None, "add_eos_token": closes is not None}
