@@ -87,6 +87,19 @@ def test_its_own_texts_judge_where_none_is_given(checkpoint, tmp_path):
     assert report.judged.quality.positions > 500
 
 
+def test_of_a_folder_that_holds_both_what_judges_is_not_fitted_to(checkpoint, text, heldout, tmp_path):
+    folder = tmp_path / "both"
+    folder.mkdir()
+    (folder / "text.jsonl").write_bytes(text.read_bytes())
+    alone = quantize_checkpoint(checkpoint, to="int4", out=tmp_path / "alone", text=folder, heldout=heldout, max_kl=5)
+    (folder / "also.jsonl").write_bytes(heldout.read_bytes())
+    report = quantize_checkpoint(checkpoint, to="int4", out=tmp_path / "out", text=folder, heldout=heldout, max_kl=5)
+    assert "of the texts to fit to are among those that judge" in report.notes[-1]
+    weights = "model.safetensors"
+    assert (tmp_path / "out" / weights).read_bytes() == (tmp_path / "alone" / weights).read_bytes()
+    assert not any("among those that judge" in note for note in alone.notes)
+
+
 @pytest.mark.parametrize("by", ["its name", "a link"])
 def test_what_is_fitted_to_does_not_judge(by, checkpoint, text, tmp_path):
     (tmp_path / "link").symlink_to(text)

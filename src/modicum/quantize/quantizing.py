@@ -19,7 +19,7 @@ from modicum.model.quantized import matrix_names
 from modicum.quantize.judging import Judge, input_moments, rounded, sensitivities
 from modicum.quantize.mixing import Mix, mix
 from modicum.quantize.rounding import round_matrix
-from modicum.quantize.texts import equal_rows, fitting_texts, token_rows
+from modicum.quantize.texts import equal_rows, fitting_texts, token_rows, without_judges
 from modicum.quantize.tuning import ROWS, tune
 from modicum.store import UserError, atomic_directory, refuse_taken, write_json, write_manifest
 from modicum.tokenizer import Tokenizer
@@ -89,10 +89,13 @@ def quantize_checkpoint(
     loaded = load_checkpoint(checkpoint)
     loaded.weights  # noqa: B018 (refuses those that are rounded already)
     progress("reading the texts")
-    texts = fitting_texts(text, loaded)
+    judging = judging_texts(loaded, heldout, texts=_JUDGED, tokens=_JUDGED_TOKENS)
+    given = fitting_texts(text, loaded)
+    texts = without_judges(given, judging, loaded)
+    if not texts and given:
+        raise UserError(f"--text {text}: all of it is among what judges; name other text to fit to, or to judge by")
     fit = token_rows(loaded, texts, length=_LENGTH, tokens=_FIT_TOKENS)
     full = loaded.model().requires_grad_(False)
-    judging = judging_texts(loaded, heldout, texts=_JUDGED, tokens=_JUDGED_TOKENS)
     chooser, judge = _judges(full, judging, tune_steps, max_kl)
     progress(f"judging by {judge.texts.source}")
     progress("rounding")
@@ -100,6 +103,8 @@ def quantize_checkpoint(
     student = copy.deepcopy(full)
     matrices = _rounded(student, to, moments)
     notes: tuple[str, ...] = () if (fault := kernel_fault()) is None else (f"slower than it could be here: {fault}",)
+    if common := len(given) - len(texts):
+        notes += (f"{common} of the texts to fit to are among those that judge, and were not fitted to",)
     if tune_steps:
         tokens = tune_steps * ROWS * _TUNING_LENGTH
         rows = equal_rows(loaded, texts, length=_TUNING_LENGTH, tokens=tokens, fewest=ROWS)

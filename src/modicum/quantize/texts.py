@@ -9,12 +9,13 @@ from torch import Tensor
 
 from modicum.checkpoint import Checkpoint
 from modicum.evaluate.own_texts import own_texts
-from modicum.evaluate.texts import pieces_of
+from modicum.evaluate.texts import Texts, pieces_of
 from modicum.store import UserError
 
 _MOST = 20_000  # pieces that are read
 _OWN, _OWN_TOKENS, _OWN_SEED = 72, 48, 1_000_000  # other samples than those that may judge
 _SHORTEST = 8  # tokens of a row that is tuned on
+_TOGETHER = 256  # texts that are encoded together, for ids take many times the memory of a text
 
 
 def fitting_texts(path: Path | None, checkpoint: Checkpoint) -> list[str]:
@@ -23,6 +24,18 @@ def fitting_texts(path: Path | None, checkpoint: Checkpoint) -> list[str]:
         return list(islice(pieces_of(path, "--text"), _MOST))
     written = own_texts(checkpoint, texts=_OWN, tokens=_OWN_TOKENS, first=_OWN_SEED)
     return [checkpoint.tokenizer.decode(ids[1:]) for ids in written]
+
+
+def without_judges(texts: Sequence[str], judging: Texts, checkpoint: Checkpoint) -> list[str]:
+    """The texts that do not begin as one of those that judge: of files that hold both, each has its own."""
+    judges = {tuple(row.tolist()) for row in judging.rows}
+    longest = max(map(len, judges))
+    bos, kept = checkpoint.tokenizer.bos_id, []
+    for start in range(0, len(texts), _TOGETHER):
+        some = texts[start : start + _TOGETHER]
+        begun = ((bos, *ids)[:longest] for ids in checkpoint.tokenizer.encode_batch(some))
+        kept += [text for text, ids in zip(some, begun, strict=True) if ids not in judges]
+    return kept
 
 
 def token_rows(checkpoint: Checkpoint, texts: Sequence[str], *, length: int, tokens: int) -> list[Tensor]:
