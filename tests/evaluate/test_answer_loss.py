@@ -1,4 +1,4 @@
-"""Loss on answers: only the answer's tokens count, and they are the same with whatever prompt."""
+"""Loss on answers: only the tokens of what was said count, and they are the same with whatever prompt."""
 
 import json
 
@@ -8,6 +8,7 @@ from modicum.corpus import Conversation
 from modicum.evaluate import answer_loss
 from modicum.evaluate.answers import exchange_prompts, last_exchange
 from modicum.store import UserError
+from modicum.tokenizer import load_tokenizer
 
 
 def conversation(*contents, origin="file:1"):
@@ -24,13 +25,14 @@ TALKS = [
 ]
 
 
-def test_the_loss_is_that_of_a_float64_reference_over_the_last_answers_tokens(model, tokenizer, reference):
+def test_the_loss_is_that_of_a_float64_reference_over_what_the_last_answers_say(model, tokenizer, reference):
     nats, tokens = 0.0, 0
     for talk in TALKS:
         rendered = tokenizer.render(talk.messages)
         last = len(tokenizer.render(talk.messages[:-1]).ids)
         places = [i for i, mine in enumerate(rendered.assistant_mask) if mine and i >= last]
-        assert tokenizer.decode([rendered.ids[i] for i in places]) == talk.messages[-1]["content"] + "<|im_end|>"
+        assert rendered.ids[places.pop()] == tokenizer.end_of_turn_id
+        assert tokenizer.decode([rendered.ids[i] for i in places]) == talk.messages[-1]["content"]
         logprobs = reference(rendered.ids)
         nats -= sum(logprobs[i - 1] for i in places)
         tokens += len(places)
@@ -49,8 +51,26 @@ def test_a_shuffled_prompt_changes_the_loss_and_not_the_tokens(model, tokenizer,
     prompts = exchange_prompts([exchange.prompt for exchange in exchanges], 3)
     nats = 0.0
     for prompt, exchange in zip(prompts, exchanges, strict=True):
-        nats -= sum(reference(prompt + exchange.answer)[len(prompt) - 1 :])
+        nats -= sum(reference(prompt + exchange.answer)[len(prompt) - 1 : -1])
     assert shuffled.nats_per_token == pytest.approx(nats / true.tokens, rel=1e-5)
+
+
+def test_one_conversation_has_a_loss_without_an_interval(model, tokenizer):
+    found = answer_loss(model, tokenizer, TALKS[:1])
+    assert (found.conversations, found.low, found.high) == (1, None, None)
+    assert found.nats_per_token > 0
+
+
+def test_an_answer_of_nothing_but_its_end_is_still_scored(model, tokenizer, tmp_path):
+    """A message may have calls and no content, and this template writes no calls."""
+    template = (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+    )
+    tokenizer.save(tmp_path)
+    call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "look", "arguments": {}}}]}
+    talk = Conversation([{"role": "user", "content": "Look."}, call], "file:1", None, None)
+    assert answer_loss(model, load_tokenizer(tmp_path, template=template), [talk]).tokens == 1
 
 
 def test_no_answer_keeps_its_own_prompt_or_an_equal_one():

@@ -51,6 +51,16 @@ def test_known_answers_give_known_figures(answering, tokenizer):
     assert found.repeated_4grams_reference == 0
 
 
+def test_references_are_cut_where_answers_are(answering, tokenizer):
+    """Else a model that never stops would look brief and varied beside long references."""
+    long = "one two three four " + "again and again " * 20
+    limit = len(tokenizer.encode("one two three four"))
+    talks = [conversation(f"{n}?", long) for n in range(3)]
+    found = answer_quality(answering(*[("one two three four", False)] * 3), talks, max_new_tokens=limit)
+    assert (found.median_length_ratio, found.repeated_4grams_reference) == (1.0, 0.0)
+    assert found.median_reference_length == len(tokenizer.encode(long.strip())) > limit
+
+
 def test_repetition_and_distinctness_are_counted_by_hand():
     assert repeated([[1, 2, 3, 4, 1, 2, 3, 4]], 4) == pytest.approx(1 / 5)
     assert repeated([[5] * 10], 4) == pytest.approx(6 / 7)

@@ -131,3 +131,10 @@ def test_every_figure_is_finite_plain_json_and_inside_its_interval(model, tokeni
     for part in (found.total, *found.domains.values()):
         assert part.low <= part.value <= part.high
         assert np.isfinite([part.low, part.value, part.high]).all()
+
+
+def test_a_single_document_gives_a_figure_without_an_interval(model, tokenizer):
+    """What is resampled from one document never varies."""
+    total = bits_per_byte(model, tokenizer, DOCUMENTS[:1]).total
+    assert (total.documents, total.low, total.high) == (1, None, None)
+    assert total.value > 0

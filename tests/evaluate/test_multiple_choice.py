@@ -118,7 +118,8 @@ def test_a_model_that_knows_is_right_and_one_that_knows_the_opposite_is_wrong(mo
         knowing.lm_head.weight[tokenizer.encode("right")] = 1.0
     items = [item(n, f"{n}?", ["wrong", "right", "odd"], 1) for n in range(5)]
     right = multiple_choice(knowing, tokenizer, items, chat=True)
-    assert (right.accuracy, right.low, right.high) == (1.0, 1.0, 1.0)
+    assert (right.accuracy, right.high) == (1.0, 1.0)
+    assert right.low < 0.5, "five questions are few"
     other = [item(n, f"{n}?", ["wrong", "right", "odd"], 0) for n in range(5)]
     assert multiple_choice(knowing, tokenizer, other, chat=True).accuracy == 0.0
 

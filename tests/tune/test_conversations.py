@@ -6,15 +6,15 @@ from dataclasses import asdict
 import pytest
 from tune_chats import conversation, turns
 
-from modicum.corpus import read_conversations
+from modicum.corpus import Contamination, read_conversations
 from modicum.store import UserError
 from modicum.tune import collect, load_conversations, make_example
 from modicum.tune.heldout import draw
 
 
-def load(paths, tokenizer, *, sequence_length=128, heldout_fraction=0.25, seed=0):
+def load(paths, tokenizer, *, sequence_length=128, heldout_fraction=0.25, seed=0, avoid=None):
     return load_conversations(
-        paths, tokenizer, sequence_length=sequence_length, heldout_fraction=heldout_fraction, seed=seed
+        paths, tokenizer, sequence_length=sequence_length, heldout_fraction=heldout_fraction, seed=seed, avoid=avoid
     )
 
 
@@ -40,6 +40,39 @@ def test_every_conversation_is_accounted_for_once(tokenizer, write):
     assert report.too_long.first == f"{path}:61"
     assert report.duplicates.first == f"{path}:62"
     assert report.shortened.first == f"{path}:63"
+
+
+QUESTION = "Which port does the harbour master open at noon?"
+
+
+@pytest.mark.parametrize(
+    "chat",
+    [
+        turns(QUESTION, "The third."),
+        turns("A riddle, please.", f"Gladly. {QUESTION}"),
+        turns("Hi.", "Hello.", f"Tell me:\r\n{QUESTION.upper()}", "No."),
+        turns("Hi.", "Hello.", system=f"You are asked this: {QUESTION}"),
+    ],
+    ids=["a question", "an answer", "a later turn, written otherwise", "a system message"],
+)
+def test_no_conversation_holds_a_text_to_avoid(tokenizer, write, chat):
+    path, avoid = write(*many(), chat), Contamination.of([QUESTION], 8)
+    split = load([path], tokenizer, avoid=avoid)
+    report = split.report
+    assert (report.contaminated.conversations, report.contaminated.first) == (1, f"{path}:61")
+    assert (report.read, report.train + report.heldout) == (61, 60)
+    kept = texts(split.train, tokenizer) + texts(split.heldout_examples, tokenizer)
+    assert not any("harbour master" in text.lower() for text in kept)
+    assert load([path], tokenizer).report.contaminated.conversations == 0, "nothing is avoided unless it is said"
+
+
+def test_conversations_that_all_hold_a_text_to_avoid_are_refused_with_the_reason(tokenizer, write):
+    path, avoid = write(turns(QUESTION, "One."), turns(QUESTION, "Two.")), Contamination.of([QUESTION], 8)
+    with pytest.raises(UserError, match=rf"{path}:1: holds a question of evaluate\.items.*other of the 2"):
+        load([path], tokenizer, avoid=avoid)
+    path = write(turns(QUESTION, "One."), turns("Why?", "Because. " * 200))
+    with pytest.raises(UserError, match=rf"{path}:2: longer than 129 tokens.*other of the 1 "):
+        load([path], tokenizer, avoid=avoid)
 
 
 def test_each_example_is_the_conversation_rendered_once_and_whole(tokenizer, write):

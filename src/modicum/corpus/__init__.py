@@ -4,6 +4,8 @@ Documents are cleaned, deduplicated, decontaminated and split. Of tokens the roo
 """
 
 from modicum.corpus.choices import Choice, read_choices
+from modicum.corpus.clean import clean
+from modicum.corpus.contamination import Contamination
 from modicum.corpus.conversations import Conversation, read_conversations
 from modicum.corpus.document import Document, read_documents
 from modicum.corpus.prepare import prepare_corpus
@@ -11,10 +13,12 @@ from modicum.corpus.report import CorpusReport, SourceReport
 
 __all__ = [
     "Choice",
+    "Contamination",
     "Conversation",
     "CorpusReport",
     "Document",
     "SourceReport",
+    "clean",
     "prepare_corpus",
     "read_choices",
     "read_conversations",

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
+from multiprocessing import TimeoutError as NothingYet
 from multiprocessing import get_context
 from multiprocessing.pool import Pool
 from pathlib import Path
@@ -21,6 +22,7 @@ from datatrove.pipeline.base import PipelineStep
 from loguru import logger
 
 from modicum.corpus.pipeline import CorpusStage
+from modicum.store import UserError
 
 
 def run_stages(
@@ -33,6 +35,9 @@ def run_stages(
             ticker = Ticker(f"corpus: {stage.name}", progress)
             for done in QuietExecutor(stage, logs, pool, ticker).results():
                 ticker.say(f"{done} of {stage.tasks}", now=done == stage.tasks)
+
+
+Task = tuple[list[PipelineStep], int, int]  # steps of a stage; the task's number, and of how many
 
 
 class Ticker:
@@ -69,15 +74,39 @@ class QuietExecutor(LocalPipelineExecutor):  # type: ignore[misc]
         deque(self.results(), maxlen=0)
 
     def results(self) -> Iterator[int]:
-        """Run all tasks; each time one is done, yields how many are."""
+        """Run all tasks; each time one is done, yields how many are. Raises UserError when a worker is killed."""
         tasks = [(self._stage.steps, rank, self._stage.tasks) for rank in range(self._stage.tasks)]
         here = partial(_run_task, ticker=self._ticker)
-        finished = map(here, tasks) if self._pool is None else self._pool.imap_unordered(_run_task, tasks)
+        finished = map(here, tasks) if self._pool is None else _run_tasks(self._pool, tasks)
         for done, _ in enumerate(finished, 1):
             yield done
 
 
-def _run_task(task: tuple[list[PipelineStep], int, int], ticker: Ticker | None = None) -> None:
+def _run_tasks(pool: Pool, tasks: list[Task]) -> Iterator[None]:
+    """The tasks as they end. A pool puts another worker in a killed one's place, but never ends that one's task.
+
+    Raises UserError when a worker is killed at its task; one that is killed while it waits may hold the pool up.
+    """
+    workers = _process_ids(pool)
+    finished = pool.imap_unordered(_run_task, tasks)
+    while True:
+        try:
+            yield finished.next(timeout=1)
+        except StopIteration:
+            return
+        except NothingYet:
+            if _process_ids(pool) != workers:
+                raise UserError(
+                    "corpus: a worker was killed, as happens where memory runs out; lower corpus.workers or "
+                    "corpus.memory_mb, and run again"
+                ) from None
+
+
+def _process_ids(pool: Pool) -> set[int | None]:
+    return {worker.pid for worker in pool._pool}  # type: ignore[attr-defined]  # the pool does not tell otherwise
+
+
+def _run_task(task: Task, ticker: Ticker | None = None) -> None:
     """Pipe each step's documents into the next one's. A step keeps state, so that each task works with its own copy."""
     steps, rank, tasks = task
     first, *rest = deepcopy(steps)

@@ -1,7 +1,8 @@
 """Loss on the answers of held-out conversations, with their own prompts and with those of others.
 
-The answer of a conversation is its last assistant turn, the end of the turn included; the prompt is all before it. A
-model that uses the prompt loses more when it is another one's; the answers' tokens are the same both times.
+The answer of a conversation is its last assistant turn; the prompt is all before it. The end of the turn is not scored:
+a base model was never asked for it, and that one token would speak for the chat model. A model that uses the prompt
+loses more when it is another one's; the answers' tokens are the same both times.
 """
 
 import random
@@ -19,14 +20,15 @@ from modicum.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class AnswerLoss:
-    """nats_per_token: mean over all tokens of all answers, with a 95 % bootstrap interval over conversations.
+    """nats_per_token: mean over all tokens of all answers, with a 95 % bootstrap interval over conversations (None for
+    a single one).
 
     too_long: conversations left out because they exceed the context. shuffled: whether prompts were exchanged.
     """
 
     nats_per_token: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
     tokens: int
     conversations: int
     too_long: int
@@ -71,7 +73,7 @@ def answer_loss(
     sequences = []
     for prompt, exchange in zip(prompts, kept, strict=True):
         prompt = prompt[-(context + 1 - len(exchange.answer)) :]
-        sequences.append(Scored(prompt + exchange.answer, len(prompt)))
+        sequences.append(Scored(prompt + _said(exchange.answer, tokenizer), len(prompt)))
     scores = token_logprobs(model, sequences, batch_tokens=batch_tokens, bfloat16=bfloat16)
     nats, tokens = [-float(s.sum()) for s in scores], [len(s) for s in scores]
     low, high = ratio_interval(nats, tokens, samples=bootstrap_samples, seed=seed)
@@ -90,6 +92,12 @@ def last_exchange(tokenizer: Tokenizer, conversation: Conversation) -> Exchange:
         raise UserError("chat.template: a prompt is not the beginning of its answered conversation")
     end = max(i for i, supervised in enumerate(whole.assistant_mask) if supervised) + 1
     return Exchange(conversation, prompt, whole.ids[len(prompt) : end])
+
+
+def _said(answer: list[int], tokenizer: Tokenizer) -> list[int]:
+    """An answer's ids before the one that ends its turn; all of them, where nothing else was said."""
+    ends = [place for place, token in enumerate(answer) if token == tokenizer.end_of_turn_id]
+    return answer[: ends[-1]] if ends and ends[-1] else answer
 
 
 def exchange_prompts(prompts: Sequence[list[int]], seed: int) -> list[list[int]]:

@@ -29,14 +29,15 @@ _BYTES_PER_TOKEN = 16
 
 @dataclass(frozen=True)
 class BitsPerByte:
-    """Bits of all targets, bytes of all texts, targets (tokens) and documents; the 95 % interval is of bits / bytes."""
+    """Bits of all targets, bytes of all texts, targets (tokens) and documents; the 95 % interval is of bits / bytes,
+    None for a single document."""
 
     bits: float
     bytes: int
     tokens: int
     documents: int
-    low: float
-    high: float
+    low: float | None
+    high: float | None
 
     @property
     def value(self) -> float:

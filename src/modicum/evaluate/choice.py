@@ -12,7 +12,7 @@ from typing import Any
 
 from modicum.corpus import Choice
 from modicum.evaluate import baselines
-from modicum.evaluate.bootstrap import mean_interval
+from modicum.evaluate.bootstrap import share_interval
 from modicum.evaluate.scoring import Scored, token_logprobs
 from modicum.model import Decoder
 from modicum.store import UserError
@@ -24,7 +24,7 @@ Marked = tuple[Choice, tuple[float, float] | None]
 
 @dataclass(frozen=True)
 class ChoiceResult:
-    """n items. accuracy by log-likelihood per byte of the choice, with a 95 % bootstrap interval over items, and beside
+    """n items. accuracy by log-likelihood per byte of the choice, with a 95 % interval over items, and beside
     it by the plain sum. chance, majority and word_overlap are what no knowledge scores (see `baselines`).
 
     All from 0 to 1. too_long: items left out because they exceed the context. per_kind and per_source hold the same
@@ -123,7 +123,7 @@ def marks(item: Choice, sums: list[float]) -> tuple[float, float]:
 def _result(group: list[Marked], samples: int, seed: int) -> ChoiceResult:
     items = [item for item, mark in group if mark is not None]
     marks = [mark for _, mark in group if mark is not None]
-    low, high = mean_interval([mark for mark, _ in marks], samples=samples, seed=seed)
+    low, high = share_interval([mark for mark, _ in marks], samples=samples, seed=seed)
     commonest, n = baselines.commonest_answer(items), len(items)
     return ChoiceResult(
         n=n,

@@ -30,9 +30,10 @@ class AnswerQuality:
     """Shares from 0 to 1 over `prompts` answers of at most max_new_tokens; lengths in tokens, without the end of turn.
 
     stop_rate: ended by themselves. empty_rate: nothing but white space. median_length_ratio: median over prompts of
-    the answer's length by the reference's. repeated_4grams: share of 4-grams that the same answer had before, and the
-    same of the references. distinct_1, distinct_2: different n-grams by all n-grams of all answers (Li et al. 2016).
-    too_long: prompts left out because the context has no room for an answer.
+    the answer's length by the reference's, which is cut where the answer would have been. repeated_4grams: share of
+    4-grams that the same answer had before, and the same of the references so cut. distinct_1, distinct_2: different
+    n-grams by all n-grams of all answers (Li et al. 2016). too_long: prompts left out because the context has no room
+    for an answer.
     """
 
     prompts: int
@@ -78,17 +79,18 @@ def answer_quality(
     completions = generator.generate([exchange.prompt for exchange in kept], params, batch_size=batch_size)
     answers = [[i for i in c.ids if i not in generator.stop_ids] for c in completions]
     references = [[i for i in exchange.answer if i not in generator.stop_ids] for exchange in kept]
-    lengths, wanted = [len(a) for a in answers], [len(r) for r in references]
+    limits = [min(max_new_tokens, generator.context - len(exchange.prompt)) for exchange in kept]
+    cut = [reference[:limit] for reference, limit in zip(references, limits, strict=True)]
     return AnswerQuality(
         prompts=len(kept),
         max_new_tokens=max_new_tokens,
         stop_rate=sum(c.finish_reason == "stop" for c in completions) / len(kept),
         empty_rate=sum(not c.text.strip() for c in completions) / len(kept),
-        median_length=float(median(lengths)),
-        median_reference_length=float(median(wanted)),
-        median_length_ratio=float(median(a / max(b, 1) for a, b in zip(lengths, wanted, strict=True))),
+        median_length=float(median(map(len, answers))),
+        median_reference_length=float(median(map(len, references))),
+        median_length_ratio=float(median(len(a) / max(len(c), 1) for a, c in zip(answers, cut, strict=True))),
         repeated_4grams=repeated(answers, 4),
-        repeated_4grams_reference=repeated(references, 4),
+        repeated_4grams_reference=repeated(cut, 4),
         distinct_1=distinct(answers, 1),
         distinct_2=distinct(answers, 2),
         too_long=len(exchanges) - len(kept),

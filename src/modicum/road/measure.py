@@ -78,9 +78,9 @@ def _heldout(road: Road, checkpoints: dict[str, Checkpoint]) -> dict[str, Any]:
         )
         found[name] = bits.to_dict()
         total = bits.total
+        span = "" if total.low is None else f"{total.low:.3f} to {total.high:.3f}, "
         road.listener.say(
-            f"held-out bits per byte, {name} model: {total.value:.3f} ({total.low:.3f} to {total.high:.3f}, "
-            f"{total.documents:,} documents)"
+            f"held-out bits per byte, {name} model: {total.value:.3f} ({span}{total.documents:,} documents)"
         )
     return found
 

@@ -25,7 +25,7 @@ def corpus_inputs(road: Road) -> dict[str, str]:
         if source.path is not None:
             inputs[f"corpus.sources.{source.name}"] = road.fingerprints.of(source.path)
     if recipe.corpus.decontaminate_words:
-        inputs["evaluate.items"] = hash_json(_texts_to_avoid(road))
+        inputs["evaluate.items"] = hash_json(texts_to_avoid(road))
     return inputs
 
 
@@ -34,7 +34,7 @@ def make_corpus(road: Road) -> None:
         road.recipe.corpus,
         corpus_folder(road),
         seed=road.seed("corpus"),
-        decontaminate_against=_texts_to_avoid(road),
+        decontaminate_against=texts_to_avoid(road),
         progress=lambda text: road.listener.progress(0, 0, text),
     )
     if road.recipe.corpus.heldout_fraction and not report.documents_heldout:
@@ -52,7 +52,7 @@ def make_corpus(road: Road) -> None:
         road.listener.say(f"warning: {warning}")
 
 
-def _texts_to_avoid(road: Road) -> list[str]:
+def texts_to_avoid(road: Road) -> list[str]:
     """The question of every item that tests generalisation; a recall item asks for what the corpus says."""
     if not road.recipe.corpus.decontaminate_words:
         return []

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from modicum.corpus import Conversation, read_conversations
+from modicum.corpus import Contamination, Conversation, clean, read_conversations
 from modicum.store import UserError
 from modicum.tokenizer import Tokenizer
 from modicum.tune.examples import Example, Examples, ExamplesBuilder, make_example, shorten
@@ -32,13 +32,15 @@ class Count:
 
 @dataclass
 class ConversationReport:
-    """What became of the conversations: read = duplicates + too_long + train + heldout; a shortened one was kept.
+    """What became of the conversations: read = duplicates + contaminated + too_long + train + heldout; a shortened one
+    was kept.
 
     `tokens` and `supervised_tokens` count the training examples.
     """
 
     read: int = 0
     duplicates: Count = field(default_factory=Count)
+    contaminated: Count = field(default_factory=Count)
     shortened: Count = field(default_factory=Count)
     too_long: Count = field(default_factory=Count)
     train: int = 0
@@ -58,13 +60,20 @@ class ConversationSplit:
 
 
 def load_conversations(
-    paths: Sequence[Path], tokenizer: Tokenizer, *, sequence_length: int, heldout_fraction: float, seed: int
+    paths: Sequence[Path],
+    tokenizer: Tokenizer,
+    *,
+    sequence_length: int,
+    heldout_fraction: float,
+    seed: int,
+    avoid: Contamination | None = None,
 ) -> ConversationSplit:
     """Read, render, shorten and split the conversations of `paths` ({"messages": [...]} lines; .jsonl, .gz, .zst).
 
     An example has at most `sequence_length` + 1 tokens: that many inputs, and the target after the last. A longer one
     is ended at an earlier assistant turn; when not even the first fits, it is left out and counted. An exact repetition
-    (messages and tools) is left out and counted: files joined twice would otherwise weigh double without a word.
+    (messages and tools) is left out and counted: files joined twice would otherwise weigh double without a word. So is
+    one with a message that holds a text to `avoid`, whose answer an evaluation will ask for.
 
     Held out are about `heldout_fraction` of the conversations, chosen by (seed, opening question): see heldout.py.
     Where chance picks none or all of them, exactly one opening question is held out; a fraction of 0 holds out none.
@@ -76,7 +85,8 @@ def load_conversations(
     draws: list[float] = []
     candidates: list[tuple[float, Conversation]] = []
     lowest = 1.0
-    for example in _kept_examples(paths, tokenizer, sequence_length + 1, report):
+    avoid = avoid or Contamination.of((), 0)
+    for example in _kept_examples(paths, tokenizer, sequence_length + 1, avoid, report):
         builder.add(example)
         number = draw(example.conversation, seed)
         draws.append(number)
@@ -93,7 +103,7 @@ def load_conversations(
 
 
 def _kept_examples(
-    paths: Sequence[Path], tokenizer: Tokenizer, longest: int, report: ConversationReport
+    paths: Sequence[Path], tokenizer: Tokenizer, longest: int, avoid: Contamination, report: ConversationReport
 ) -> Iterator[Example]:
     """The examples that stay, in the order of the files, counting into `report` those that do not."""
     seen: set[bytes] = set()
@@ -104,6 +114,9 @@ def _kept_examples(
             report.duplicates.add(conversation.origin)
             continue
         seen.add(mark)
+        if any(avoid.found_in(clean(message["content"])) for message in conversation.messages):
+            report.contaminated.add(conversation.origin)
+            continue
         whole = make_example(conversation, tokenizer)
         example = shorten(whole, tokenizer, longest=longest)
         if example is None:
@@ -114,11 +127,18 @@ def _kept_examples(
         yield example
     if not report.read:
         raise UserError(f'{_names(paths)}: no conversations; expected lines of the form {{"messages": [...]}}')
-    if report.too_long.conversations + report.duplicates.conversations == report.read:
+    contaminated, too_long = report.contaminated, report.too_long
+    if report.duplicates.conversations + contaminated.conversations + too_long.conversations < report.read:
+        return
+    if not too_long.conversations:
         raise UserError(
-            f"{report.too_long.first}: longer than {longest} tokens before its first assistant turn ends, and so is "
-            f"every other of the {report.read} conversations; raise sft.sequence_length"
+            f"{contaminated.first}: holds a question of evaluate.items, and so does every other of the {report.read} "
+            "conversations; tune on others, or ask others"
         )
+    raise UserError(
+        f"{too_long.first}: longer than {longest} tokens before its first assistant turn ends, and so is every other "
+        f"of the {report.read - contaminated.conversations} conversations; raise sft.sequence_length"
+    )
 
 
 def _limit(draws: Sequence[float], heldout_fraction: float, paths: Sequence[Path]) -> float:

@@ -16,7 +16,7 @@ def heldout_view(heldout: Mapping[str, Any] | None) -> dict[str, Any] | None:
     rows.sort(key=lambda row: -row["bytes"])
     if len(rows) > 1:
         rows.append(_heldout_row("all", [heldout[model]["total"] for model in models]) | {"total": True})
-    return {"models": models, "rows": rows, "intervals": "low" in first["total"]}
+    return {"models": models, "rows": rows, "intervals": first["total"].get("low") is not None}
 
 
 def _heldout_row(name: str, values: list[dict[str, Any] | None]) -> dict[str, Any]:
@@ -60,15 +60,16 @@ def answer_rows(answers: Mapping[str, Any] | None) -> list[tuple[str, str]] | No
     if not answers:
         return None
     quality, loss = answers["chat"], answers["loss"]
+    cut = f"cut to {quality['max_new_tokens']} tokens"
     return [
         ("Prompts", words.count(quality["prompts"])),
         (f"Ended by themselves within {quality['max_new_tokens']} tokens", words.percent(quality["stop_rate"])),
         ("Empty", words.percent(quality["empty_rate"])),
         ("Median length", f"{quality['median_length']:.0f} tokens"),
         ("Median length of the references", f"{quality['median_reference_length']:.0f} tokens"),
-        ("Median of length by the reference’s length", f"{quality['median_length_ratio']:.2f}"),
+        (f"Median of length by the reference’s, {cut}", f"{quality['median_length_ratio']:.2f}"),
         ("Four tokens in a row that the answer had before", words.percent(quality["repeated_4grams"])),
-        ("The same in the references", words.percent(quality["repeated_4grams_reference"])),
+        (f"The same in the references, {cut}", words.percent(quality["repeated_4grams_reference"])),
         ("Different words of all words, different pairs of all pairs", _distinct(quality)),
         ("Loss on the reference answers, base model", _nats(loss["base"])),
         ("Loss on the reference answers, chat model", _nats(loss["chat"])),
@@ -81,7 +82,8 @@ def _distinct(quality: Mapping[str, Any]) -> str:
 
 
 def _nats(loss: Mapping[str, Any]) -> str:
-    return f"{loss['nats_per_token']:.3f} nats a token ({loss['low']:.3f} to {loss['high']:.3f})"
+    said = f"{loss['nats_per_token']:.3f} nats a token"
+    return said if loss["low"] is None else f"{said} ({loss['low']:.3f} to {loss['high']:.3f})"
 
 
 def corpus_view(corpus: Mapping[str, Any] | None) -> dict[str, Any] | None:

@@ -38,15 +38,17 @@ def bits_verdict(before: float | None, base: float, chat: float | None) -> str:
     return f"{text}; tuning on conversations {way} {chat:.2f}."
 
 
-def answer_verdict(base: Mapping[str, Any], chat: Mapping[str, Any], shuffled: Mapping[str, Any]) -> str:
-    """One sentence about the loss on held-out answers: base model, chat model, chat model after prompts of others; each
-    with `nats_per_token` and its interval, `low` to `high`."""
+def answer_verdict(base: Mapping[str, Any], chat: Mapping[str, Any], shuffled: Mapping[str, Any] | None) -> str:
+    """One sentence about the loss on held-out answers: base model, chat model, chat model after prompts of others
+    (None: there are no others); each with `nats_per_token` and its interval, `low` to `high`."""
     lower = 1 - chat["nats_per_token"] / base["nats_per_token"]
     first = (
         f"On held-out answers its loss is {percent(lower)} lower than the base model’s"
         if lower > 0
         else "On held-out answers its loss is no lower than the base model’s"
     )
+    if shuffled is None:
+        return f"{first}."
     if chat["nats_per_token"] >= shuffled["nats_per_token"]:
         return f"{first}; the true prompt helps no more than another’s, so it does not read the prompt."
     if chat["high"] < shuffled["low"]:
