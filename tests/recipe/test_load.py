@@ -166,7 +166,8 @@ def test_an_override_that_means_nothing_is_refused(write, override):
 
 def test_identity_holds_what_the_run_is_and_leaves_out_how_it_is_carried_out(write):
     plain = load_recipe(write(MINIMAL))
-    operated = load_recipe(write(MINIMAL), ["pretrain.steps=9", "pretrain.device=cpu", "pretrain.keep_last=5"])
+    how = ["steps=9", "device=cpu", "keep_last=5", "micro_batch_size=2"]
+    operated = load_recipe(write(MINIMAL), [f"pretrain.{setting}" for setting in how])
     changed = load_recipe(write(MINIMAL), ["pretrain.learning_rate=1e-4"])
     assert identity(plain.pretrain) == identity(operated.pretrain)
     assert identity(plain.pretrain) != identity(changed.pretrain)

@@ -1,8 +1,10 @@
-"""The figures of an invented run: what `gather` returns, whole, for the page to be made from."""
+"""The figures of an invented run: what `gather` returns, whole, for the page to be made from; a recipe to plan."""
 
 import math
 
 import pytest
+
+from modicum.recipe import load_recipe
 
 
 def curve(updates, start, end):
@@ -145,3 +147,8 @@ def without_tuning(figures):
     figures["headline"]["choices"] = figures["choices"]
     figures["recipe"]["sft"] = None
     return {**figures, "answers": None, "samples": []}
+
+
+@pytest.fixture
+def recipe(tiny):
+    return load_recipe(tiny(pretrain={"steps": 100, "evaluate_every_steps": 50, "evaluate_tokens": 1024}))

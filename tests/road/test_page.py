@@ -187,3 +187,20 @@ def test_one_document_has_no_interval(figures):
     for result in figures["heldout"].values():
         result["domains"]["novels"] = {**result["domains"]["novels"], "documents": 1}
     assert page_of(figures).all("section", id="heldout")[0]["text"].count(" to ") == whole - 3
+
+
+def test_what_was_measured_on_one_unit_stands_without_an_interval(figures):
+    """As results.json has it: null for both ends of an interval that cannot be known."""
+    unknown = {"low": None, "high": None}
+    for result in figures["heldout"].values():
+        one = {**result["total"], **unknown, "documents": 1}
+        result |= {"total": one, "domains": {"novels": one}}
+    del figures["answers"]["loss"]["chat_shuffled"]
+    for loss in figures["answers"]["loss"].values():
+        loss |= unknown
+    page = page_of(figures)
+    assert "interval" not in page.all("section", id="heldout")[0]["text"]
+    answers = page.all("section", id="answers")[0]["text"]
+    assert "1.900 nats a token" in answers
+    assert " to " not in answers.split("1.900 nats a token")[1]
+    assert "lower than the base model’s." in answers

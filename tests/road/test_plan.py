@@ -4,48 +4,21 @@ import json
 from dataclasses import replace
 
 import pytest
+from plan_trials import CONFIG, trial
 
 from modicum.model import ModelConfig
 from modicum.recipe import load_recipe
 from modicum.road import plan as room
 from modicum.road.context import Road
 from modicum.road.disk import checkpoints_kept, disk_of
-from modicum.road.fits import refuse_memory
 from modicum.road.memory import expected_memory, rows_to_try
 from modicum.road.plan import plan
 from modicum.road.planning import keep_plan
 from modicum.road.sizes import logits_bytes
 from modicum.road.stages import run
 from modicum.road.timing import training_plan
-from modicum.road.trial import Trial, synthetic_batch, try_updates
 from modicum.road.works import training_works
-from modicum.store import UserError
-from modicum.train import Wishes
 from modicum.train.loss import chunk_rows
-
-CONFIG = ModelConfig(vocab_size=512, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)
-
-
-def trial(**changes):
-    found = Trial(
-        rows=4,
-        length=128,
-        choices={"device": "cpu", "dtype": "float32", "compile": False, "threads": 2},
-        program_bytes=300_000_000,
-        peak_bytes=900_000_000,
-        device_bytes=0,
-        first_seconds=9.0,
-        update_seconds=2.0,
-        forward_seconds=0.5,
-        score_seconds=0.001,
-        decode_seconds=0.01,
-    )
-    return replace(found, **changes)
-
-
-@pytest.fixture
-def recipe(tiny):
-    return load_recipe(tiny(pretrain={"steps": 100, "evaluate_every_steps": 50, "evaluate_tokens": 1024}))
 
 
 def test_a_plan_without_measuring_knows_sizes_and_no_times(recipe):
@@ -118,6 +91,25 @@ def test_a_trial_leaves_half_of_the_free_memory_alone(recipe):
     assert rows_to_try(CONFIG, work, 0) == 1
 
 
+def test_shards_that_the_run_would_write_anew_are_not_counted(tiny, tmp_path):
+    path = tiny()
+    run(load_recipe(path), until="shards")
+    assert plan(load_recipe(path, ["pretrain.steps=9"]), measure=False).text.exact
+    for override in ("tokenizer.vocab_size=1024", "corpus.heldout_fraction=0.3", "seed=7"):
+        found = plan(load_recipe(path, [override]), measure=False).text
+        assert not found.exact
+        assert found.vocab_size == (1024 if "vocab" in override else 512)
+    whole = (tmp_path / "text.jsonl").read_text()
+    (tmp_path / "text.jsonl").write_text("\n".join(whole.splitlines()[:75]) + "\n")
+    found = plan(load_recipe(path), measure=False).text
+    assert not found.exact
+    assert found.bytes < len(whole) * 0.75
+    (tmp_path / "text.jsonl").write_text(whole)
+    assert plan(load_recipe(path), measure=False).text.exact
+    (load_recipe(path).run_folder / "tokenizer" / "files" / "tokenizer.json").unlink()
+    assert not plan(load_recipe(path), measure=False).text.exact
+
+
 def test_activation_checkpointing_and_short_rows_need_less(recipe):
     work = training_works(recipe, CONFIG, plan(recipe, measure=False).text)[0]
     some, all_ = (replace(work, wishes=replace(work.wishes, activation_checkpointing=k)) for k in ("selective", "full"))
@@ -125,32 +117,6 @@ def test_activation_checkpointing_and_short_rows_need_less(recipe):
     totals = [expected_memory(CONFIG, one, None).activations for one in (work, some, all_, short)]
     assert totals[2] < totals[1] < totals[0]
     assert totals[3] < totals[0] / 2
-
-
-def test_a_run_that_cannot_fit_into_memory_is_refused_with_mends(recipe, monkeypatch):
-    monkeypatch.setattr("modicum.road.fits.memory_limit", lambda: 10**8)
-    with pytest.raises(UserError, match=r"pretrain needs about .* of memory, and this machine has 100 MB"):
-        plan(recipe, measure=False)
-
-
-def test_the_mends_are_those_that_help(recipe, monkeypatch):
-    monkeypatch.setattr("modicum.road.fits.memory_limit", lambda: 2 * 10**9)
-    work = training_works(recipe, CONFIG, plan(recipe, measure=False).text)[0]
-    with pytest.raises(UserError) as told:
-        refuse_memory(expected_memory(CONFIG, work, trial(peak_bytes=3 * 10**9)), work)
-    for mend in ("micro_batch_size below 4", "sequence_length below 128", "activation_checkpointing: full"):
-        assert f"pretrain.{mend}" in str(told.value)
-    single = replace(work, rows=1, wishes=replace(work.wishes, activation_checkpointing="full"))
-    with pytest.raises(UserError) as told:
-        refuse_memory(expected_memory(CONFIG, single, trial(rows=1, peak_bytes=3 * 10**9)), single)
-    assert "micro_batch_size" not in str(told.value)
-    assert "activation_checkpointing" not in str(told.value)
-
-
-def test_a_run_that_cannot_fit_on_the_disk_is_refused_with_mends(recipe, monkeypatch):
-    monkeypatch.setattr(room, "free_disk", lambda _: 1000)
-    with pytest.raises(UserError, match="keep_last"):
-        plan(recipe, measure=False)
 
 
 def test_disk_counts_the_checkpoints_that_retention_keeps(recipe):
@@ -169,38 +135,6 @@ def test_disk_counts_the_checkpoints_that_retention_keeps(recipe):
 def test_a_source_that_would_be_read_too_often_is_told_beforehand(tiny):
     found = plan(load_recipe(tiny(pretrain={"steps": 5000})), measure=False)
     assert any("max_epochs is 4" in note and "source text" in note for note in found.notes)
-
-
-def test_the_trials_masks_are_those_of_packed_text():
-    batch = synthetic_batch(CONFIG, rows=2, length=10)
-    assert batch.documents[0].tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
-    assert batch.positions[1].tolist() == [0, 1] * 5
-    assert not batch.supervised[:, 0].any()
-    assert batch.supervised[:, 1:].all()
-
-
-def test_a_trial_measures_real_updates_in_a_process_of_its_own():
-    wishes = Wishes(device="cpu", dtype="float32", compile="off", threads=1)
-    found = try_updates(CONFIG, rows=2, length=64, wishes=wishes, optimizer="muon", flops=0.0)
-    assert (found.rows, found.length, found.choices["dtype"]) == (2, 64, "float32")
-    assert found.peak_bytes >= found.program_bytes > 50_000_000
-    assert 0 < found.update_seconds < 60
-    assert found.score_seconds > 0
-    assert found.decode_seconds > 0
-
-
-def test_a_trial_that_the_user_can_mend_says_how():
-    with pytest.raises(UserError, match="device cuda"):
-        try_updates(CONFIG, rows=1, length=8, wishes=Wishes(device="cuda", compile="off"), optimizer="adamw", flops=0.0)
-
-
-def test_a_trial_that_is_killed_is_told_as_too_little_memory(monkeypatch):
-    class Killed:
-        returncode = -9
-
-    monkeypatch.setattr("modicum.road.trial.subprocess.run", lambda *_, **__: Killed())
-    with pytest.raises(UserError, match=r"killed .signal 9.*micro_batch_size"):
-        try_updates(CONFIG, rows=1, length=8, wishes=Wishes(), optimizer="adamw", flops=0.0)
 
 
 def test_equal_stages_share_one_trial_and_others_do_not(recipe, monkeypatch):

@@ -61,7 +61,7 @@ def test_only_what_depends_on_a_change_is_done_again(tiny):
     walk(path)
     _, notes = walk(path, "evaluate.bootstrap_samples=30")
     assert notes.stages == ["evaluate", "report"]
-    _, notes = walk(path, "pretrain.keep_last=1", "pretrain.log_every_steps=1")
+    _, notes = walk(path, "pretrain.keep_last=1", "pretrain.log_every_steps=1", "pretrain.micro_batch_size=2")
     assert notes.stages == ["evaluate", "report"], "operating settings must not touch training"
 
 
@@ -119,6 +119,19 @@ def test_a_changed_identity_is_refused_by_name_and_setting_it_back_goes_on(tiny,
     assert named in str(error.value)
     road, _ = walk(path, until="pretrain")
     assert (road.run.checkpoints("pretrain") / "last").resolve().name == "step-00000004"
+
+
+@pytest.mark.parametrize(("batch_size", "told"), [(64, True), (2, False)])
+def test_conversations_that_are_seen_much_more_often_than_asked_for_are_told_of(tiny, batch_size, told):
+    road, notes = walk(tiny(sft={"batch_size": batch_size, "epochs": 1.0}), until="sft")
+    rows = road.run.checkpoints("sft") / "last" / "training" / "state.json"
+    seen = json.loads(rows.read_text())["step"] * batch_size
+    (warning,) = [line for line in notes.lines if "sft.epochs" in line] or [None]
+    assert (warning is not None) == told
+    if warning is not None:
+        filled = int(warning.split("fill ")[1].split()[0])
+        assert f"seen {seen / filled:.1f} times, not 1 " in warning
+        assert "lower sft.batch_size" in warning
 
 
 def test_until_stops_and_from_begins_again(tiny):

@@ -50,6 +50,9 @@ def test_answers_that_ignore_their_prompt_are_called_that():
     assert answer_verdict(nats(3.0), nats(2.0), nats(2.15)).endswith("but their intervals overlap.")
     assert answer_verdict(nats(3.0), nats(2.0), nats(2.0)).endswith("it does not read the prompt.")
     assert "no lower than the base model’s" in answer_verdict(nats(2.0), nats(2.1), nats(2.5))
+    assert answer_verdict(nats(3.0), nats(2.0), None) == (
+        "On held-out answers its loss is 33.3 % lower than the base model’s."
+    )
 
 
 def test_a_checkpoint_that_was_taken_over_as_it_is_makes_no_claim_about_pretraining():

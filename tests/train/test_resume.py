@@ -187,6 +187,20 @@ def test_another_number_of_threads_goes_on_with_a_warning(prepared_data, tmp_pat
     assert any("not bit for bit" in line and f"threads {here + 1} -> {here}" in line for line in said)
 
 
+def test_another_micro_batch_goes_on_with_a_warning_and_differs_by_rounding_alone(prepared_data, tmp_path):
+    run = {**RUN, "dropout": 0.0}
+    whole = small_run(prepared_data, tmp_path / "whole", **run)
+    for size, change in ((2, "micro_batch_size 4 -> 2"), (None, "micro_batch_size 4 -> 6"), (4, None)):
+        said, out = [], tmp_path / str(size)
+        killed_after(prepared_data, out, 5, **run)
+        result = small_run(prepared_data, out, **run, micro_batch_size=size, say=said.append)
+        warned = [line for line in said if "not bit for bit" in line]
+        assert (result.steps, len(warned)) == (9, change is not None)
+        assert change is None or change in warned[0]
+        assert result.best_heldout_loss == pytest.approx(whole.best_heldout_loss, rel=1e-4)
+        assert (weights_digest(result) == weights_digest(whole)) == (change is None)
+
+
 def test_an_evaluation_that_draws_random_numbers_does_not_change_what_is_learnt(prepared_data, tmp_path, uninterrupted):
     def heldout():
         torch.rand(10)

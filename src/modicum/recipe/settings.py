@@ -116,7 +116,7 @@ class TokenizerSettings(Settings):
 
     path: InputPath | None = None
     vocab_size: int | None = Field(default=None, ge=320, le=1_000_000)
-    sample_mb: int = Field(default=256, ge=1)
+    sample_mb: int = Field(default=64, ge=1)
     min_frequency: int = Field(default=2, ge=1)
     missing_special_tokens: Literal["refuse", "extend"] = "refuse"
 
@@ -199,7 +199,7 @@ class TrainSettings(Settings):
     """
 
     batch_size: int = Field(default=16, ge=1)
-    micro_batch_size: int | None = Field(default=None, ge=1)
+    micro_batch_size: int | None = operating(None, ge=1)
     sequence_length: int = Field(default=512, ge=2)
     separate_documents: bool = True
     learning_rate: float = Field(default=3e-3, gt=0)

@@ -1,5 +1,6 @@
 """A run that cannot fit into this machine is refused before it starts, with what would help."""
 
+import os
 from dataclasses import replace
 
 import torch
@@ -8,7 +9,7 @@ from modicum.road.disk import Disk
 from modicum.road.memory import Memory
 from modicum.road.words import size
 from modicum.road.works import TrainingWork
-from modicum.store import UserError, memory_limit
+from modicum.store import UserError, free_memory, memory_limit
 
 
 def least_memory(memory: Memory) -> Memory:
@@ -29,8 +30,11 @@ def refuse_memory(memory: Memory, work: TrainingWork) -> None:
         mends.insert(1, f"{work.stage}.sequence_length below {work.length}")
         if work.wishes.activation_checkpointing != "full":
             mends.insert(0, f"{work.stage}.activation_checkpointing: full")
+    if work.ranks > 1 and not work.sharded:
+        mends.append(f"{work.stage}.parallel: fsdp, which shares those out among the ranks")
+    whose = "this machine has" if work.ranks == 1 else "each of the ranks has"
     raise UserError(
-        f"{work.stage} needs about {size(memory.total)} of memory, and this machine has {size(limit)}; take "
+        f"{work.stage} needs about {size(memory.total)} of memory, and {whose} {size(limit)}; take "
         f"{', or '.join(mends)}"
     )
 
@@ -45,10 +49,20 @@ def refuse_disk(disk: Disk, free: int) -> None:
         )
 
 
+def free_device_memory(work: TrainingWork) -> int:
+    """Bytes that are free where the stage works."""
+    return torch.cuda.mem_get_info()[0] if work.on_cuda else free_memory()
+
+
 def device_memory(work: TrainingWork) -> int | None:
-    """Bytes that the stage's device has; None where it cannot be asked."""
-    if work.wishes.device in ("auto", "cuda") and torch.cuda.is_available():
+    """Bytes that a rank of the stage has on its device; None where it cannot be asked."""
+    if work.on_cuda:
         return torch.cuda.get_device_properties(0).total_memory
     if work.wishes.device == "mps" or (work.wishes.device == "auto" and torch.backends.mps.is_available()):
         return None
-    return memory_limit()
+    return memory_limit() // (ranks_here() if work.ranks > 1 else 1)
+
+
+def ranks_here() -> int:
+    """Ranks that torchrun started on this machine; its processor's share its memory."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

@@ -1,6 +1,6 @@
 """Peak memory of a training stage by part: measured where there was a trial, estimated where there was none."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from modicum.model import ModelConfig
 from modicum.road.sizes import logits_bytes, training_state
@@ -16,8 +16,9 @@ _TRY_SHARE = 0.5  # of the free memory: what a trial may be expected to take
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes at the stage's fullest moment. activations: what the layers keep for their backward pass, and work space;
-    measured: whether the sum was, from a trial, or is an estimate. On a GPU the program's own memory is not counted."""
+    """Bytes of one rank at the stage's fullest moment. activations: what the layers keep for their backward pass, and
+    work space; measured: whether the sum was, from a trial, or is an estimate. After a trial on a GPU
+    the program's own memory, which is the machine's, is not counted."""
 
     stage: str
     program: int
@@ -36,9 +37,11 @@ class Memory:
 def expected_memory(config: ModelConfig, work: TrainingWork, trial: Trial | None) -> Memory:
     """The parts that follow from sizes, and activations: the rest of what a trial took, or an estimate.
 
-    A trial with fewer rows than the stage has is scaled up: activations grow with rows, nothing else does.
+    A trial with fewer rows than the stage has is scaled up: activations grow with rows, nothing else does. It is of one
+    process, which holds the whole state; ranks that share that out hold a part each.
     """
     state = training_state(config, work.optimizer)
+    parts = work.ranks if work.sharded else 1
     logits = logits_bytes(config, chunk_rows(config.vocab_size, work.rows * work.length), bytes_each=4)
     fixed = state.weights + state.gradients + state.optimizer + logits
     if trial is None:
@@ -52,7 +55,14 @@ def expected_memory(config: ModelConfig, work: TrainingWork, trial: Trial | None
         activations = max(0, peak - program - (fixed - logits + tried)) * work.rows // trial.rows
         program += 0 if on_device else _EARLIER
     return Memory(
-        work.stage, program, state.weights, state.gradients, state.optimizer, logits, activations, trial is not None
+        work.stage,
+        program,
+        state.weights // parts,
+        state.gradients // parts,
+        state.optimizer // parts,
+        logits,
+        activations,
+        trial is not None,
     )
 
 
@@ -62,7 +72,7 @@ def activation_bytes(config: ModelConfig, work: TrainingWork) -> float:
 
     In a layer: the fp32 residual stream at both norms; what the norms, the projections (before and after rotation), the
     attention and the feed-forward give, in bf16 or fp32; and half a row of attention weights for each head, with its
-    softmax in fp32.
+    softmax in fp32, but on a CUDA device, whose attention keeps none.
     """
     number = 4 if work.wishes.dtype == "float32" else 2
     hidden, inner = config.hidden_size, config.intermediate_size
@@ -70,7 +80,7 @@ def activation_bytes(config: ModelConfig, work: TrainingWork) -> float:
     keys = config.num_key_value_heads * config.head_dim
     stream = 2 * 4 * hidden
     given = number * (2 * hidden + (queries + 2 * keys) + (queries + keys) + queries + 4 * inner)
-    scores = config.num_attention_heads * work.length / 2 * (4 + number)
+    scores = 0.0 if work.on_cuda else config.num_attention_heads * work.length / 2 * (4 + number)
     layer = stream + given + scores
     if work.wishes.activation_checkpointing == "none":
         return config.num_hidden_layers * layer
@@ -81,9 +91,15 @@ def activation_bytes(config: ModelConfig, work: TrainingWork) -> float:
 
 
 def rows_to_try(config: ModelConfig, work: TrainingWork, free: int) -> int:
-    """Rows of a trial: the stage's micro-batch, halved until it is expected to leave room for what else runs here."""
+    """Rows of a trial: the stage's micro-batch, halved until it is expected to leave room for what else runs here.
+
+    free: bytes, of the stage's device. 0 where ranks share out a state that leaves no such room when it is whole, as it
+    is in a trial.
+    """
     rows = work.rows
-    fixed = expected_memory(config, work, None)
+    fixed = expected_memory(config, replace(work, sharded=False), None)
+    if work.sharded and fixed.total - fixed.activations > _TRY_SHARE * free:
+        return 0
     while rows > 1 and fixed.total - fixed.activations * (1 - rows / work.rows) > _TRY_SHARE * free:
         rows //= 2
     return rows

@@ -11,7 +11,7 @@ from modicum.recipe import Recipe
 from modicum.road.budget import Budget, changes_for, smaller_presets
 from modicum.road.chips import Elsewhere, elsewhere
 from modicum.road.disk import Disk, disk_of
-from modicum.road.fits import least_memory, refuse_disk, refuse_memory
+from modicum.road.fits import free_device_memory, least_memory, refuse_disk, refuse_memory
 from modicum.road.machine import (
     busy_cores,
     bytes_below,
@@ -27,7 +27,7 @@ from modicum.road.timing import StagePlan, stage_plans
 from modicum.road.trial import Trial, try_updates
 from modicum.road.words import three_figures
 from modicum.road.works import TrainingWork, training_works
-from modicum.store import free_memory, memory_limit
+from modicum.store import memory_limit
 
 _IDLE_LOAD = 0.75  # a core; above it a trial shares the machine with others
 
@@ -36,9 +36,10 @@ _IDLE_LOAD = 0.75  # a core; above it a trial shares the machine with others
 class Plan:
     """Everything `modicum plan` says: bytes, seconds, tokens; None where it was not measured or is not known.
 
-    tokens: that pretraining reads. flops: of all training. memory: of the stage that needs most. how: device, dtype and
-    threads of the trial. notes: what the reader should know, a sentence each. changes: what would have to change to
-    keep within the budget that was asked for; None where none was. elsewhere: on other chips, computed.
+    tokens: that pretraining reads. flops: of all training. memory: of the stage that needs most, on one rank. how:
+    device, dtype and threads of the trial. notes: what the reader should know, a sentence each. changes: what would
+    have to change to keep within the budget that was asked for; None where none was. elsewhere: on other chips,
+    computed.
     """
 
     name: str
@@ -91,12 +92,14 @@ def plan(
     recipe: Recipe,
     *,
     measure: bool = True,
+    ranks: int = 1,
     budget: Budget | None = None,
     chip: str | None = None,
     gpus: int = 1,
 ) -> Plan:
     """Plan the run of a recipe. measure: try a few updates here, which takes seconds, or a minute with compiling.
 
+    ranks: processes that are to train together, each on a device like this one's, which share every batch evenly.
     budget: say what would have to change to keep within it. chip: also compute the time on `gpus` of that chip.
 
     Raises UserError when the run cannot fit into this machine's memory or disk, with what to change; and for files
@@ -105,7 +108,7 @@ def plan(
     check_start(recipe)
     text = text_of(recipe)
     config = model_config(recipe, text.vocab_size)
-    works = training_works(recipe, config, text)
+    works = training_works(recipe, config, text, ranks=ranks)
     disk = disk_of(
         recipe,
         parameters=config.parameter_count(),
@@ -122,7 +125,9 @@ def plan(
     load = busy_cores()
     trials: dict[str, Trial] = {}
     for work in works if measure else ():
-        trials[work.stage] = _shared_trial(config, work, works, trials)
+        rows = rows_to_try(config, work, free_device_memory(work))
+        if rows:
+            trials[work.stage] = _shared_trial(config, work, rows, works, trials)
     memories = [expected_memory(config, work, trials.get(work.stage)) for work in trained or works]
     for work, memory in zip(trained, memories, strict=False):
         refuse_memory(memory, work)
@@ -165,9 +170,10 @@ def _rows_of(memory: Memory, works: list[TrainingWork]) -> int:
     return next(work.rows for work in works if work.stage == memory.stage)
 
 
-def _shared_trial(config: ModelConfig, work: TrainingWork, works: list[TrainingWork], done: dict[str, Trial]) -> Trial:
+def _shared_trial(
+    config: ModelConfig, work: TrainingWork, rows: int, works: list[TrainingWork], done: dict[str, Trial]
+) -> Trial:
     """A trial of this stage, or an earlier one's when that had the same shape and the trainer would choose the same."""
-    rows = rows_to_try(config, work, free_memory())
     for earlier in works:
         trial = done.get(earlier.stage)
         same = all(getattr(earlier, name) == getattr(work, name) for name in ("wishes", "optimizer", "compiles"))

@@ -4,10 +4,15 @@ from dataclasses import dataclass
 
 from modicum.data.index import ShardsInfo, read_index
 from modicum.recipe import Recipe
+from modicum.road.context import Road
 from modicum.road.estimate import Talk, bytes_per_token, source_text, talk
+from modicum.road.prepare import HELDOUT, TRAIN, corpus_inputs, shards_folder, shards_inputs, tokenizer_inputs
 from modicum.road.start import starting_checkpoint
 from modicum.store import UserError
 from modicum.tokenizer import load_tokenizer
+
+# In their order: the later ones look at what the earlier ones have made.
+_BEFORE_TRAINING = (("corpus", corpus_inputs), ("tokenizer", tokenizer_inputs), ("shards", shards_inputs))
 
 
 @dataclass(frozen=True)
@@ -32,7 +37,9 @@ class Text:
 
 def text_of(recipe: Recipe) -> Text:
     """Look at the recipe's files. Raises UserError, as the run would, for those that cannot be read."""
-    shards, heldout = (_shards(recipe, split) for split in ("train", "heldout"))
+    road = Road(recipe)
+    stays = _shards_stay(road)
+    shards, heldout = (_index(road, split) if stays else None for split in (TRAIN, HELDOUT))
     vocab_size = shards.vocab_size if shards else _vocab_size(recipe)
     if shards is not None:
         tokens = {name: source.tokens for name, source in shards.sources.items()}
@@ -73,17 +80,21 @@ def _heldout(recipe: Recipe, tokens: int, shards: ShardsInfo | None) -> int:
     return shards.tokens if shards is not None else round(tokens * share / (1 - share))
 
 
-def _shards(recipe: Recipe, split: str) -> ShardsInfo | None:
-    """The index of the run's shards when they are of this recipe's sources; else None."""
-    folder = recipe.run_folder / "shards" / split
-    if not (folder / "index.json").exists():
-        return None
+def _shards_stay(road: Road) -> bool:
+    """Whether the run has shards, and a run of this recipe would leave them as they are."""
+    if not (shards_folder(road, TRAIN) / "index.json").exists():
+        return False
     try:
-        info = read_index(folder)
+        return all(road.run.stage(name).changed_inputs(inputs(road)) == [] for name, inputs in _BEFORE_TRAINING)
+    except (UserError, OSError):
+        return False  # something that they are made of is damaged or gone
+
+
+def _index(road: Road, split: str) -> ShardsInfo | None:
+    try:
+        return read_index(shards_folder(road, split))
     except UserError:
-        return None  # the run will write them anew
-    names = {source.name for source in recipe.corpus.sources}
-    return info if set(info.sources) <= names else None
+        return None
 
 
 def _vocab_size(recipe: Recipe) -> int:

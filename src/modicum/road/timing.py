@@ -54,8 +54,8 @@ def training_plan(config: ModelConfig, work: TrainingWork, trial: Trial | None) 
     """Updates, looks at held-out text, saves, and once what the first update takes longer than the others."""
     seconds = speed = None
     if trial is not None:
-        update = trial.update_seconds * work.batch_size / trial.rows
-        heldout = work.heldout_tokens / (trial.rows * trial.length) * trial.forward_seconds
+        update = trial.update_seconds * work.share / trial.rows
+        heldout = work.heldout_tokens / work.ranks / (trial.rows * trial.length) * trial.forward_seconds
         saves = work.saves * config.parameter_count() * CHECKPOINT_BYTES_PER_PARAMETER / _SAVE_BYTES_A_SECOND
         compiling = max(0.0, trial.first_seconds - trial.update_seconds)
         seconds = work.steps * update + heldout + saves + compiling

@@ -10,16 +10,19 @@ from typing import Any
 
 from modicum.checkpoint import load_checkpoint, newest, save_checkpoint, step_folder
 from modicum.checkpoint.save import STATE
+from modicum.corpus import Contamination
 from modicum.data import Batch, Loader, Rows, Shards, WindowRows, eval_windows, open_shards
 from modicum.model import Decoder, ModelConfig
 from modicum.recipe import Recipe, SftSettings, TrainSettings, identity
 from modicum.road.context import Road
-from modicum.road.prepare import HELDOUT, TRAIN, corpus_weights, open_tokenizer, shards_folder
+from modicum.road.prepare import HELDOUT, TRAIN, corpus_weights, open_tokenizer, shards_folder, texts_to_avoid
 from modicum.road.start import model_identity, starting_checkpoint
 from modicum.store import UserError, hash_file, hash_json, write_json
 from modicum.tokenizer import Tokenizer
 from modicum.train import Intervals, OptimizerSettings, Ranks, Schedule, Wishes, train
 from modicum.tune import ConversationRows, ConversationSplit, Count, load_conversations, packed_batches
+
+_MORE_OFTEN = 1.25  # times what was asked for: conversations that are seen so much more often are told of
 
 
 def pretrain_inputs(road: Road) -> dict[str, str]:
@@ -102,6 +105,8 @@ def sft_inputs(road: Road) -> dict[str, str]:
         "epochs": str(settings.epochs),
         "seed": str(road.seed("sft")),
     }
+    if avoided := texts_to_avoid(road):
+        inputs["evaluate.items"] = hash_json([road.recipe.corpus.decontaminate_words, avoided])
     return inputs | {f"sft.data.{number}": road.fingerprints.of(path) for number, path in enumerate(settings.data)}
 
 
@@ -114,7 +119,8 @@ def sft(road: Road) -> None:
         write_json(road.folder("sft") / "conversations.json", asdict(report))
     road.listener.say(
         f"conversations: {report.read:,} read, {report.train:,} to train on, {report.heldout:,} held out; left out: "
-        f"{_told(report.duplicates)} repeated, {_told(report.too_long)} too long; {_told(report.shortened)} shortened"
+        f"{_told(report.duplicates)} repeated, {_told(report.contaminated)} with a question of evaluate.items, "
+        f"{_told(report.too_long)} too long; {_told(report.shortened)} shortened"
     )
     rows = ConversationRows(
         split.train,
@@ -123,7 +129,15 @@ def sft(road: Road) -> None:
         pad_id=base.tokenizer.pad_id,
         separate_documents=settings.separate_documents,
     )
-    steps = ceil(rows.rows_for(settings.epochs) / settings.batch_size)
+    wanted = rows.rows_for(settings.epochs)
+    steps = ceil(wanted / settings.batch_size)
+    if steps * settings.batch_size > _MORE_OFTEN * wanted:
+        seen = steps * settings.batch_size / rows.rows_per_epoch
+        road.listener.say(
+            f"warning: the conversations fill {rows.rows_per_epoch:,} rows, and sft.batch_size is "
+            f"{settings.batch_size}, so each is seen {seen:.1f} times, not {settings.epochs:g} (sft.epochs); lower "
+            "sft.batch_size"
+        )
     train(
         base.model().train(),
         _loader(road, rows, settings),
@@ -157,6 +171,7 @@ def conversations(road: Road, tokenizer: Tokenizer) -> ConversationSplit:
         sequence_length=settings.sequence_length,
         heldout_fraction=settings.heldout_fraction,
         seed=road.seed("conversations"),
+        avoid=Contamination.of(texts_to_avoid(road), road.recipe.corpus.decontaminate_words),
     )
 
 

@@ -25,6 +25,7 @@ from modicum.train.optimizer import Kind, Optimizer
 
 _UPDATES, _SECONDS = 4, 8.0  # after the first: at most so many, and none more after so long
 _DECODE_ROWS, _DECODE_STEPS = 16, 8
+_LESS = "make micro_batch_size or sequence_length smaller, or the model"
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,8 @@ class Trial:
 
     choices: as in a checkpoint's training state. program_bytes: resident before there was a model. first_seconds: the
     first update, which compiles; update_seconds: the fastest of the others; forward_seconds: the held-out loss of the
-    same rows; score_seconds: the evaluation's fp32 pass, a token; decode_seconds: one token for each of 16 rows.
-    device_bytes: peak on a CUDA device, else 0.
+    same rows; score_seconds: the evaluation's fp32 pass, a token; decode_seconds: one token for each of 16 rows; both
+    on the CPU, whatever trains. device_bytes: peak on a CUDA device, else 0.
     """
 
     rows: int
@@ -68,7 +69,7 @@ def try_updates(config: ModelConfig, *, rows: int, length: int, wishes: Wishes, 
     if answer.returncode < 0:
         raise UserError(
             f"one update of {rows} x {length} tokens was killed (signal {-answer.returncode}), as happens where memory "
-            "runs out; make micro_batch_size or sequence_length smaller, or the model"
+            f"runs out; {_LESS}"
         )
     if answer.returncode:
         last = answer.stderr.strip().splitlines()[-1:] or ["no message"]
@@ -104,13 +105,15 @@ def measure(config: ModelConfig, *, rows: int, length: int, wishes: Wishes, opti
         forward = _fastest(lambda: loss.mean([batch]))
         loss.close()
         peak = peak_memory_bytes()
+        device_peak = torch.cuda.max_memory_allocated() if choices.device == "cuda" else 0
+        model.cpu()  # where the evaluate stage works
         return Trial(
             rows=rows,
             length=length,
             choices=choices.plain(),
             program_bytes=program,
             peak_bytes=peak,
-            device_bytes=torch.cuda.max_memory_allocated() if choices.device == "cuda" else 0,
+            device_bytes=device_peak,
             first_seconds=first,
             update_seconds=min(updates),
             forward_seconds=forward,
@@ -175,6 +178,10 @@ def main() -> None:
         print(json.dumps(asdict(measure(**order))))
     except UserError as error:
         print(error, file=sys.stderr)
+        sys.exit(2)
+    except torch.OutOfMemoryError:
+        size = f"{order['rows']} x {order['length']} tokens"
+        print(f"one update of {size} takes more memory than the device has free; {_LESS}", file=sys.stderr)
         sys.exit(2)
 
 

@@ -79,6 +79,7 @@ def train(
             say=say,
             ranks=ranks,
             shape=AttentionShape.of(model.config, length),
+            micro_batch_size=min(micro_batch_size or rows, rows),
         )
         return folder, before, choices
 

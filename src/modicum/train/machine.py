@@ -39,7 +39,8 @@ class Wishes:
 class Choices:
     """What the run does. `machine` and `torch_version` only say where that was; parallel is None for one process.
 
-    attention_block: queries a block in compiled training on a CPU, 0 for PyTorch's kernel.
+    attention_block: queries a block in compiled training on a CPU, 0 for PyTorch's kernel. micro_batch_size: rows that
+    a rank learns from at once; None where nothing was said of them.
     """
 
     device: str
@@ -52,6 +53,7 @@ class Choices:
     ranks: int = 1
     parallel: Parallel | None = None
     attention_block: int = USUAL_BLOCK
+    micro_batch_size: int | None = None
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -71,9 +73,11 @@ def choose(
     say: Callable[[str], None],
     ranks: Ranks = ALONE,
     shape: AttentionShape | None = None,
+    micro_batch_size: int | None = None,
 ) -> Choices:
     """Decide what the user left open. flops: arithmetic of the whole run, which decides whether compiling pays.
     shape: of one rank's attention, to take the fastest one for it where the run is compiled; None takes the usual one.
+    micro_batch_size: rows that a rank learns from at once, which is not decided here but kept beside the rest.
 
     earlier: `Choices.plain()` of the run that goes on; those stand where nothing else is asked for, except for threads,
     which follow the machine. When the machine or
@@ -107,6 +111,7 @@ def choose(
         ranks=ranks.world_size,
         parallel=None if ranks.group is None else wishes.parallel,
         attention_block=int(block),
+        micro_batch_size=micro_batch_size,
     )
     now = chosen.plain()
     changed = [f"{name} {before[name]} -> {now[name]}" for name in now if before.get(name, now[name]) != now[name]]

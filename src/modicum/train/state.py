@@ -11,7 +11,7 @@ from torch import Tensor
 
 from modicum.store import UserError
 
-VERSION = 1
+VERSION = 2
 KEYS = {
     "step", "totals", "identity", "choices", "data", "best", "tokens", "seconds", "window", "spikes",
 }  # fmt: skip
