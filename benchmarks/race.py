@@ -5,10 +5,11 @@
 The recipe names corpus, tokenizer, network, batch, and how modicum trains. Each peer (a Llama of the same sizes in a
 plain script, so without QK-norm: AdamW 0.9/0.95, decay 0.1, cosine to 0 after 2 % warm-up) first runs --sweep-minutes
 at each learning rate of --sweep; its best one is raced. Each leg is a process of its own with empty caches; its clock
-includes building, compiling, and measuring which attention is fastest. All snapshots are scored by modicum's bits per
-byte, whose protocol evaluate/bits.py states. Writes race.json, race.png and prints the table. Rows besides modicum and
-its peers: modicum with a third of the time, and the first peer with modicum's allocator settings, so that one sees what
-those alone bring.
+includes building, compiling, and measuring which attention is fastest, but not the import of packages, save what
+torch.compile brings in. All snapshots are scored by modicum's bits per byte, whose protocol evaluate/bits.py states:
+each document by itself. So modicum learns too, while the peers' rows run across the borders of documents, as plain
+scripts have it. Writes race.json, race.png and prints the table. Rows besides modicum and its peers: modicum with a
+third of the time, and the first peer with modicum's allocator settings, so that one sees what those alone bring.
 """
 
 import argparse
@@ -114,7 +115,7 @@ class Race:
         print(f"{name}: {answer['said']}, {answer['points'][-1]['bits_per_byte']:.3f}", file=sys.stderr, flush=True)
         return answer
 
-    def _score(self, weights: Path, config: ModelConfig) -> dict[str, float]:
+    def _score(self, weights: Path, config: ModelConfig) -> dict[str, float | None]:
         model = Decoder(config)
         model.load_state_dict(load_file(weights))
         found = bits_per_byte(
@@ -160,10 +161,11 @@ def table(legs: list[dict[str, Any]]) -> list[str]:
         end, rate = leg["points"][-1], leg["order"]["schedule"]["peak"]
         there = seconds_to(ours["points"], end["bits_per_byte"])
         soon = "" if leg is ours else "never" if there is None else f"after {there / end['seconds']:.0%} of the time"
+        span = "" if end["low"] is None else f"{end['low']:.3f} to {end['high']:.3f}"
         lines.append(
             f"| {leg['name']}, {leg['mode']} | {rate:g} | {end['seconds'] / 60:.1f} min | {end['tokens'] / 1e6:.2f} M "
             f"| {end['tokens'] / end['seconds']:,.0f} | {end['bits_per_byte']:.3f} "
-            f"| {end['low']:.3f} to {end['high']:.3f} | {leg['peak_rss_mb']:,.0f} | {soon} |"
+            f"| {span} | {leg['peak_rss_mb']:,.0f} | {soon} |"
         )
     return lines
 

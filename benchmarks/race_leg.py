@@ -23,8 +23,8 @@ def race(order: dict[str, Any]) -> dict[str, Any]:
     """The points of the learning curve: seconds on the clock, updates, tokens, training loss since the last point.
 
     order: config; `ours` or `peer`; schedule; shards, tokenizer_hash, rows, length, seed; `seconds`, or `updates` where
-    the machine is not quiet; points (how many snapshots); out (their folder). The clock starts before the network is
-    built, includes compiling, and stands still while a snapshot is written.
+    the machine is not quiet; points (how many snapshots); out (their folder). The clock starts when all packages are
+    imported, before the network is built, includes compiling, and stands still while a snapshot is written.
     """
     rows = WindowRows(
         open_shards(Path(order["shards"]), tokenizer_hash=order["tokenizer_hash"]),
@@ -32,11 +32,13 @@ def race(order: dict[str, Any]) -> dict[str, Any]:
         seed=order["seed"],
         separate_documents="ours" in order,
     )
-    batches = Loader(rows, batch_size=order["rows"])
+    batches, config = Loader(rows, batch_size=order["rows"]), ModelConfig(**order["config"])
+    system = Ours.from_plain(order["ours"]) if "ours" in order else Peer(**order["peer"])
+    if isinstance(system, Peer):
+        system.load(config)
     started = time.perf_counter()
     with ExitStack() as settings:
-        system = Ours.from_plain(order["ours"]) if "ours" in order else Peer(**order["peer"])
-        learner = system.learner(ModelConfig(**order["config"]), order["length"], settings)
+        learner = system.learner(config, order["length"], settings)
         points = list(_learn(learner, batches, order, started))
     return {
         "mode": learner.mode,

@@ -1,21 +1,24 @@
 """The figures of `bench train`: same network, same targets, right arithmetic, and the shape that --json prints."""
 
 import gc
+import importlib.util
 import json
 import subprocess
 import sys
 from contextlib import ExitStack
 from dataclasses import replace
+from math import sqrt
+from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, Trainer
 
 from modicum.bench import bench_training
 from modicum.bench import training as room
 from modicum.bench.matrix_peak import matrix_gflops
 from modicum.bench.result import Bench, Row
-from modicum.bench.systems import Ours, Peer
+from modicum.bench.systems import Ours, Peer, parameter_groups
 from modicum.bench.training_worker import _batch
 from modicum.cli.bench import PresetName
 from modicum.cli.bench_table import bench_lines
@@ -61,6 +64,45 @@ def test_the_peers_update_moves_all_of_its_weights_and_gives_them_in_our_names()
     assert before.keys() == Decoder(CONFIG).state_dict().keys()
     learner.update(_batch(CONFIG, 2, 16), 1e-3)
     assert all(not torch.equal(before[name], weight) for name, weight in learner.weights().items())
+
+
+def test_a_peer_decays_what_its_own_training_does():
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**CONFIG.to_hf()))
+    decayed, not_decayed = parameter_groups("transformers", model)
+    named = dict(model.named_parameters(remove_duplicate=False))
+    assert set(decayed["params"]) == {named[name] for name in Trainer.get_decay_parameter_names(None, model)}
+    assert {*decayed["params"], *not_decayed["params"]} == set(model.parameters())
+    assert not_decayed["weight_decay"] == 0.0
+    (everything,) = parameter_groups("litgpt", model)
+    assert everything == {"params": list(model.parameters())}
+
+
+def test_nothing_is_imported_any_more_when_a_peer_that_was_loaded_is_built():
+    script = (
+        "import sys; from contextlib import ExitStack; from modicum.bench.systems import Peer, ModelConfig\n"
+        f"config, peer = ModelConfig(**{vars(CONFIG)!r}), Peer(mode='eager')\n"
+        "peer.load(config); before = set(sys.modules); peer.learner(config, 16, ExitStack())\n"
+        "print([name for name in sys.modules if name not in before and name.startswith('transformers')])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_the_clock_of_a_race_starts_when_the_peers_package_is_there(monkeypatch, request):
+    path = request.config.rootpath / "benchmarks" / "race_leg.py"
+    spec = importlib.util.spec_from_file_location("race_leg", path)
+    leg = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(leg)
+    events = []
+    for name in ("open_shards", "WindowRows", "Loader"):
+        monkeypatch.setattr(leg, name, lambda *_, **__: None)
+    monkeypatch.setattr(leg, "time", SimpleNamespace(perf_counter=lambda: events.append("clock")))
+    monkeypatch.setattr(leg, "_learn", lambda *_: [{"tokens": 1, "seconds": 1.0, "loss": 1.0}])
+    monkeypatch.setattr(Peer, "load", lambda *_: events.append("load"))
+    monkeypatch.setattr(Peer, "learner", lambda *_: events.append("build") or SimpleNamespace(mode="eager"))
+    order = {"peer": {}, "config": vars(CONFIG), "shards": "x", "tokenizer_hash": "", "length": 8, "seed": 0, "rows": 1}
+    leg.race(order)
+    assert events == ["load", "clock", "build"]
 
 
 def test_speeds_are_medians_and_gflops_follow_from_the_models_arithmetic(monkeypatch):
@@ -117,6 +159,18 @@ def test_the_verb_prints_the_shape_that_every_bench_keeps():
     assert printed["rows"][0]["mode"].endswith("compile, selective activation checkpointing")
     assert printed["rows"][0].keys() >= {"system", "mode", "tokens_per_s", "gflops", "peak_rss_mb"}
     assert printed["ratios"].keys() == {"tokens_per_s", "peak_rss_mb"}
+
+
+def test_litgpt_begins_as_its_own_pretraining_does():
+    """The figures of initialize_weights in litgpt/pretrain.py."""
+    pytest.importorskip("litgpt", reason="litgpt's requirements exclude transformers'; it is installed without them")
+    config = replace(CONFIG, hidden_size=256, num_hidden_layers=3)
+    weights = Peer("litgpt", "eager").learner(config, 16, ExitStack()).weights()
+    for name, weight in weights.items():
+        if "norm" not in name:
+            last = name.endswith(("o_proj.weight", "down_proj.weight"))
+            std = 1 / sqrt(256) / 3 if last else sqrt(2 / 5 / 256)
+            assert float(weight.std()) == pytest.approx(std, rel=0.02), name
 
 
 @pytest.mark.parametrize("grouped", [False, True], ids=["a head each", "grouped queries"])

@@ -6,6 +6,7 @@ Each takes the same Batch, whose rows are then read as plain sequences by the pe
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from math import sqrt
 from typing import Any, Literal
 
 import torch
@@ -75,8 +76,9 @@ class Ours:
 
 @dataclass(frozen=True)
 class Peer:
-    """A peer's network of the same sizes in a plain training script: AdamW, fp32 weights, autocast where the dtype is
-    bfloat16. our_allocator: with the allocator settings that modicum makes for itself."""
+    """A peer's network of the same sizes in a plain training script: AdamW, which decays what the peer's own training
+    does, fp32 weights, autocast where the dtype is bfloat16. our_allocator: with the allocator settings that modicum
+    makes for itself."""
 
     name: PeerName = "transformers"
     mode: Mode = "compile"
@@ -87,13 +89,19 @@ class Peer:
     def words(self) -> str:
         return f"{self.dtype} {self.mode}" + (", our allocator settings" if self.our_allocator else "")
 
+    def load(self, config: ModelConfig) -> None:
+        """Import all that this network takes, as modicum's own is before any clock starts. Raises as `learner` does."""
+        with torch.device("meta"):
+            _BUILDERS[self.name](config, "eager")
+
     def learner(self, config: ModelConfig, length: int, settings: ExitStack) -> Learner:  # noqa: ARG002 (not its own)
         """Raises UserError when the peer's package is missing, or the peer cannot build this network."""
         if self.our_allocator:
             keep_freed_memory()
         torch.manual_seed(0)
-        model, loss, weights = {"transformers": _transformers, "litgpt": _litgpt}[self.name](config, self.mode)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+        model, loss, weights = _BUILDERS[self.name](config, self.mode)
+        groups = parameter_groups(self.name, model)
+        optimizer = torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
 
         def update(batch: Batch, rate: float) -> float:
             for group in optimizer.param_groups:
@@ -107,6 +115,13 @@ class Peer:
             return float(value.detach())
 
         return Learner(self.words, self.dtype, update, weights)
+
+
+def parameter_groups(name: PeerName, model: nn.Module) -> list[dict[str, Any]]:
+    """transformers' Trainer decays neither gains of norms nor biases; litgpt's pretraining decays all."""
+    decayed = [p for p in model.parameters() if p.ndim > 1 or name == "litgpt"]
+    others = [p for p in model.parameters() if p.ndim < 2 and name != "litgpt"]
+    return [{"params": decayed}, *([{"params": others, "weight_decay": 0.0}] if others else [])]
 
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -173,9 +188,11 @@ def _litgpt(config: ModelConfig, mode: Mode) -> Built:
             intermediate_size=config.intermediate_size,
         )
     ).train()
-    for module in model.modules():  # as its own pretraining does
+    for name, module in model.named_modules():  # as initialize_weights of its own pretraining does
         if isinstance(module, nn.Linear | nn.Embedding):
-            nn.init.normal_(module.weight, std=config.initializer_range)
+            last = name.endswith((".attn.proj", ".mlp.proj"))
+            scale = 1 / config.num_hidden_layers if last else sqrt(2 / 5)
+            nn.init.normal_(module.weight, std=scale / sqrt(config.hidden_size))
     if config.tie_word_embeddings:
         model.lm_head.weight = model.transformer.wte.weight
     forward: Callable[..., Any] = torch.compile(model) if mode == "compile" else model
@@ -184,6 +201,9 @@ def _litgpt(config: ModelConfig, mode: Mode) -> Built:
         return nn.functional.cross_entropy(forward(ids).flatten(0, 1), labels.flatten())
 
     return model, loss, lambda: _from_litgpt(model.state_dict(), config)
+
+
+_BUILDERS: dict[PeerName, Callable[[ModelConfig, Mode], Built]] = {"transformers": _transformers, "litgpt": _litgpt}
 
 
 def _from_litgpt(state: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
