@@ -9,7 +9,7 @@ from generate_models import CONTEXT, build_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modicum.generate import Engine, Generator, QueueFull, SamplingParams
+from modicum.generate import Engine, Generator, QueueFull, SamplingParams, decoding
 from modicum.generate.passes import make_passes, slot_bytes
 from modicum.model.packing import RoundedMatrix
 from modicum.model.quantized import install, matrix_names
@@ -100,17 +100,97 @@ def test_cancelling_frees_the_slot_and_says_so(endless):
 
 def test_a_full_queue_refuses_and_takes_again_later(endless):
     engine = Engine(endless, slots=1, max_queue=2, compiled=False)
-    tickets = [engine.submit([30], LONG) for _ in range(2)]
-    with pytest.raises(QueueFull, match="2 requests"):
+    tickets = [engine.submit([30], LONG) for _ in range(3)]
+    with pytest.raises(QueueFull, match="3 requests"):
         engine.submit([30], LONG)
-    assert engine.numbers().rejected == 1
     engine.start()
+    until(lambda: engine.numbers().queued == 2)
+    with pytest.raises(QueueFull, match="3 requests"):
+        engine.submit([30], LONG)
+    assert engine.numbers().rejected == 2
+    tickets.pop().cancel()
     until(lambda: engine.numbers().queued == 1)
     tickets.append(engine.submit([30], LONG))
     for ticket in tickets:
         ticket.cancel()
         assert list(ticket)[-1].finish_reason == "cancelled"
     engine.close()
+
+
+def test_without_a_queue_every_slot_is_still_filled(endless):
+    engine = Engine(endless, slots=2, max_queue=0, compiled=False)
+    engine.start()
+    tickets = [engine.submit([30], LONG) for _ in range(2)]
+    for ticket in tickets:
+        next(iter(ticket))
+    with pytest.raises(QueueFull):
+        engine.submit([30], LONG)
+    engine.close()
+
+
+def test_a_crowd_leaves_a_core_to_who_hands_the_tokens_out(generator, prompts, monkeypatch):
+    seen, before = set(), torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        engine = Engine(generator, slots=4, spare_core=True)
+    finally:
+        torch.set_num_threads(before)
+    step = engine._decoding._passes.step
+
+    def watched(ids, slots, places):
+        seen.add((len(ids) > decoding.FEW, torch.get_num_threads()))
+        return step(ids, slots, places)
+
+    monkeypatch.setattr(engine._decoding._passes, "step", watched)
+    engine.start()
+    tickets = [engine.submit(prompt, SamplingParams(max_new_tokens=n)) for n, prompt in enumerate(prompts[:4], 5)]
+    for ticket, n, prompt in zip(tickets, range(5, 9), prompts, strict=False):
+        assert ids_of(ticket) == generator.generate([prompt], SamplingParams(max_new_tokens=n))[0].ids
+    assert seen == {(True, 2), (False, 3)}
+    engine.close()
+
+
+def test_nothing_is_taken_over_from_another_owners_prompt(engine, generator, prompts):
+    turn = prompts[4]
+    asked = [(1, turn), (2, turn), (1, turn), (2, [*turn, 40]), (None, turn), (3, turn)]
+    tickets = []
+    for owner, prompt in asked:
+        ticket = engine.submit(prompt, GREEDY, owner=owner)
+        assert ids_of(ticket) == generator.generate([prompt], GREEDY)[0].ids
+        tickets.append(ticket)
+    assert [ticket.cached_tokens for ticket in tickets] == [0, 0, len(turn) - 1, len(turn), 0, 0]
+
+
+def test_tokens_are_counted_as_they_come_and_the_first_is_timed(endless):
+    engine, seconds = Engine(endless, slots=1, compiled=False), []
+    engine.on_first = seconds.append
+    engine.start()
+    first, second = engine.submit([30], LONG), engine.submit([31], LONG)
+    pieces = iter(first)
+    next(pieces)
+    until(lambda: engine.numbers().tokens_out >= 3)
+    assert (engine.numbers().finished, len(seconds)) == (0, 1)
+    time.sleep(0.2)
+    first.cancel()
+    next(iter(second))
+    assert seconds[1] > 0.2
+    engine.close()
+    said = sum(len(ticket.request.answer.ids) for ticket in (first, second))
+    assert (engine.numbers().tokens_out, len(seconds)) == (said, 2)
+
+
+def test_closing_does_not_wait_for_what_is_still_made_ready(generator, monkeypatch):
+    go_on, began = threading.Event(), threading.Event()
+    engine = Engine(generator, slots=1, compiled=False)
+    monkeypatch.setattr(engine._decoding, "warm", lambda: began.set() or go_on.wait(60))
+    engine.start()
+    ticket = engine.submit([30], GREEDY)
+    assert began.wait(60)
+    engine.close()
+    assert (engine.alive, [chunk.finish_reason for chunk in ticket]) == (True, ["cancelled"])
+    go_on.set()
+    until(lambda: not engine.alive)
+    assert engine.numbers().cancelled == 1
 
 
 def test_a_long_prompt_does_not_stall_the_others(endless):
@@ -267,7 +347,7 @@ def test_any_schedule_gives_each_the_answer_it_gives_alone(generator, prompts, d
 
 
 def test_slots_that_do_not_fit_into_memory_are_refused_before_it_is_taken(generator, monkeypatch):
-    monkeypatch.setattr("modicum.generate.engine.free_memory", lambda: 10**6)
+    monkeypatch.setattr("modicum.generate.passes.free_memory", lambda: 10**6)
     Engine(generator, slots=2, compiled=False)
     with pytest.raises(UserError, match="100 slots of 64 tokens take"):
         Engine(generator, slots=100, compiled=False)

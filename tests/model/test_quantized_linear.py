@@ -4,6 +4,7 @@ import os
 import platform
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -147,6 +148,20 @@ def test_a_compiler_that_fails_is_named_and_nothing_is_left_behind(tmp_path, mon
     assert fault is not None
     assert fault.startswith("false")
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_what_a_killed_build_left_is_removed_by_a_later_one(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", "false")
+    left, new = (tmp_path / "modicum" / name for name in (".tmp-left", ".tmp-new"))
+    for folder in (left, new):
+        folder.mkdir(parents=True)
+        (folder / "kernels.so").touch()
+    long_ago = time.time() - 3600
+    os.utime(left, (long_ago, long_ago))
+    assert native.kernel_fault.__wrapped__() is not None
+    assert not left.exists()
+    assert new.exists(), "another process is at work there"
 
 
 @pytest.mark.slow

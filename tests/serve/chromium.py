@@ -59,6 +59,9 @@ class Page:
         self.send("Page.navigate", url=url)
         self.wait("document.readyState === 'complete'")
 
+    def close(self):
+        self.send("Page.close")
+
     def type(self, text):
         self.send("Input.insertText", text=text)
 

@@ -12,6 +12,8 @@ from pathlib import Path
 import openai
 import pytest
 import uvicorn
+from chatting import connect
+from chromium import PATH, browser
 from httpx2 import Client
 
 from modicum.checkpoint import save_checkpoint
@@ -121,6 +123,31 @@ def start(generator):
         return run_server(generator, limits=replace(LIMITS, **limits or {}), **options)
 
     return start
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory):
+    """A function that opens a tab of a browser."""
+    assert PATH, "these tests need chromium"
+    with browser(tmp_path_factory.mktemp("chromium")) as tab:
+        yield tab
+
+
+@pytest.fixture(scope="module")
+def site(start, tmp_path_factory):
+    with start(runs=tmp_path_factory.mktemp("runs")) as server:
+        yield server
+
+
+@pytest.fixture
+def page(tab, site):
+    page = tab()
+    page.open(site.address)
+    page.do("localStorage.clear(); sessionStorage.clear()")
+    connect(page, site)
+    yield page
+    assert page.complaints == []
+    assert {url.split("/")[2] for url in page.requests if url.startswith("http")} == {site.address.split("/")[2]}
 
 
 @pytest.fixture(scope="session")

@@ -1,10 +1,7 @@
-"""The page in a real browser: a conversation, stop, retry, an error, probabilities, a narrow window, runs that grow."""
-
-import json
-import os
+"""The chat in a real browser: a conversation, stop, retry, errors, probabilities, a narrow window."""
 
 import pytest
-from chromium import PATH, browser
+from chatting import kept, say, settings, wait_for_answer
 
 from modicum.generate import SamplingParams
 from modicum.serve import Access
@@ -13,62 +10,15 @@ pytestmark = pytest.mark.slow
 NO_END = "{'0': -100, '3': -100}"
 
 
-@pytest.fixture(scope="module")
-def tab(tmp_path_factory):
-    assert PATH, "these tests need chromium"
-    with browser(tmp_path_factory.mktemp("chromium")) as tab:
-        yield tab
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    root = tmp_path_factory.mktemp("runs")
-    (root / "first" / "pretrain" / "checkpoints" / "step-00000010").mkdir(parents=True)
-    lines = [{"kind": "train", "step": s, "loss": 8 - s / 10, "tokens_per_second": 1000.0 + s} for s in range(1, 11)]
-    write(root / "first" / "pretrain" / "metrics.jsonl", lines)
-    (root / "first" / "evaluate").mkdir()
-    sample = {"messages": [{"role": "text", "content": "Ports"}, {"role": "assistant", "content": "<b>are</b> doors"}]}
-    (root / "first" / "evaluate" / "results.json").write_text(json.dumps({"samples": [sample]}))
-    return root
-
-
-def write(path, lines, mode="w"):
-    with path.open(mode) as file:
-        file.writelines(json.dumps(line) + "\n" for line in lines)
-
-
-@pytest.fixture(scope="module")
-def site(start, runs):
-    with start(runs=runs) as server:
-        yield server
-
-
-@pytest.fixture
-def page(tab, site):
-    page = tab()
-    page.open(site.address)
-    page.do("localStorage.clear(); sessionStorage.clear()")
-    page.open(site.address)
-    page.wait("document.querySelector('#model').innerText.startsWith('nano')")
-    yield page
-    assert page.complaints == []
-    assert {url.split("/")[2] for url in page.requests if url.startswith("http")} == {site.address.split("/")[2]}
-
-
-def settings(page, **values):
-    for name, value in values.items():
-        page.do(f"document.querySelector('#{name}').value = {json.dumps(str(value))}")
-
-
-def say(page, text):
-    page.do("document.querySelector('#question').focus()")
-    page.type(text)
-    page.press("Enter")
-
-
-def wait_for_answer(page, count=2):
-    page.wait(f"document.querySelectorAll('article').length === {count} && document.querySelector('#stop').disabled")
-    return page.do("[...document.querySelectorAll('article .said')].map((one) => one.textContent)")
+def ask_for_a_long_answer(page):
+    """It is still coming."""
+    page.do(
+        "(() => { const there = window.fetch; window.fetch = (path, options) => there(path, options?.body ? "
+        f"{{...options, body: JSON.stringify({{...JSON.parse(options.body), logit_bias: {NO_END}}})}} : options) }})()"
+    )
+    settings(page, max_tokens=900)
+    say(page, "Go on")
+    page.wait("document.querySelectorAll('article')[1]?.querySelector('.said').textContent.length > 20")
 
 
 def test_a_conversation_is_held_and_kept(page, site, generator):
@@ -93,13 +43,7 @@ def test_a_conversation_is_held_and_kept(page, site, generator):
 
 
 def test_stop_ends_an_answer_and_frees_its_slot_and_retry_asks_again(page, site):
-    page.do(
-        "(() => { const there = window.fetch; window.fetch = (path, options) => there(path, options?.body ? "
-        f"{{...options, body: JSON.stringify({{...JSON.parse(options.body), logit_bias: {NO_END}}})}} : options) }})()"
-    )
-    settings(page, max_tokens=900)
-    say(page, "Go on")
-    page.wait("document.querySelectorAll('article')[1]?.querySelector('.said').textContent.length > 20")
+    ask_for_a_long_answer(page)
     assert page.do("document.querySelector('#send').disabled")
     page.click("#stop")
     site.wait_until_idle(3)
@@ -111,6 +55,32 @@ def test_stop_ends_an_answer_and_frees_its_slot_and_retry_asks_again(page, site)
     assert wait_for_answer(page)[1] != stopped
 
 
+def test_a_click_on_the_open_conversation_leaves_its_answer_alone(page):
+    ask_for_a_long_answer(page)
+    page.click("#conversations button[aria-pressed=true]")
+    assert not page.do("document.querySelector('#stop').disabled")
+    page.click("#stop")
+    wait_for_answer(page)
+    settings(page, max_tokens=5)
+    page.click("#retry")
+    said = wait_for_answer(page)
+    assert said[0] == "Go on"
+    assert said == [message["content"] for message in kept(page)[0]["messages"]]
+
+
+def test_an_answer_that_cannot_be_kept_locks_nothing(page):
+    settings(page, max_tokens=3)
+    say(page, "Hello")
+    wait_for_answer(page)
+    page.do("Storage.prototype.setItem = () => { throw new Error('no') }")
+    page.click("#retry")
+    wait_for_answer(page)
+    assert not page.do("document.querySelector('#log').hasAttribute('aria-busy')")
+    assert not page.do("document.querySelector('#send').disabled")
+    assert len(page.complaints) == 1
+    page.complaints.clear()
+
+
 def test_an_error_is_told_and_the_question_stays(page):
     say(page, "word " * 3000)
     page.wait("!document.querySelector('#error').hidden")
@@ -118,6 +88,40 @@ def test_an_error_is_told_and_the_question_stays(page):
     assert page.do("document.querySelectorAll('article').length") == 1
     assert not page.do("document.querySelector('#retry').disabled")
     page.complaints.clear()  # the browser's own note of the status 400
+
+
+@pytest.mark.parametrize(
+    ("end", "why"),
+    [
+        ("line.error(new TypeError('network error'))", "The answer broke off."),
+        ("line.close()", "The answer broke off."),
+        ("line.enqueue(bytes({ error: { message: 'out of memory' } }))", "out of memory"),
+    ],
+)
+def test_an_answer_that_breaks_off_says_so_and_can_be_asked_again(page, end, why):
+    page.do(
+        """(() => {
+            const there = window.fetch;
+            window.bytes = (object) => new TextEncoder().encode(`data: ${JSON.stringify(object)}\n\n`);
+            window.fetch = async () => {
+                window.fetch = there;
+                return new Response(new ReadableStream({ start: (line) => { window.line = line; } }));
+            };
+        })()"""
+    )
+    settings(page, max_tokens=5, temperature=0)
+    say(page, "Go on")
+    page.wait("Boolean(window.line)")
+    page.do("line.enqueue(bytes({ choices: [{ delta: { content: 'Half an' } }] }))")
+    page.wait("document.querySelector('#log').textContent.endsWith('Half an')")
+    page.do(end)
+    assert wait_for_answer(page) == ["Go on", "Half an"]
+    assert (page.text("#error"), page.text("article:last-child .how")) == (why, "broken off")
+    assert kept(page)[0]["messages"][1]["how"] == "broken off"
+    page.click("#retry")
+    assert wait_for_answer(page)[1] != "Half an"
+    assert "cut at the limit" in page.text("article:last-child .how")
+    assert page.text("#error") == ""
 
 
 def test_probabilities_are_shown_and_reached_by_keys(page):
@@ -135,6 +139,36 @@ def test_probabilities_are_shown_and_reached_by_keys(page):
     assert page.do(f"document.activeElement === {spans}[1]")
     page.press("Escape")
     assert page.do("document.querySelector('#alternatives').hidden")
+
+
+def test_a_turn_changes_nothing_that_was_there_before_it(page):
+    """A screen reader reads what is put into the log, and a keyboard stands on what is there."""
+    settings(page, max_tokens=3)
+    say(page, "One")
+    wait_for_answer(page)
+    page.do(
+        """(() => {
+            const log = document.querySelector("#log");
+            window.before = [...log.children];
+            window.put = [];
+            new MutationObserver((all) => all.forEach((one) => put.push(...one.addedNodes)))
+                .observe(log, { childList: true });
+        })()"""
+    )
+    say(page, "Two")
+    wait_for_answer(page, 4)
+    page.do("document.querySelector('#retry').focus()")
+    page.click("#retry")
+    assert page.do("document.activeElement.id") == "log", "its button went out"
+    wait_for_answer(page, 4)
+    assert page.do("put.map((one) => one.className)") == ["user", "assistant", "assistant"]
+    assert page.do("before.every((one, at) => one === document.querySelector('#log').children[at])")
+    page.do("document.querySelector('#conversations button').focus()")
+    page.do("window.held = document.activeElement")
+    page.click("#retry")
+    wait_for_answer(page, 4)
+    assert page.do("!held.isConnected"), "the list is made anew when an answer ends"
+    assert page.do("document.activeElement.id === held.id")
 
 
 def test_a_narrow_window_scrolls_nothing_sideways_and_shows_what_is_needed(page):
@@ -170,26 +204,6 @@ def test_every_control_has_a_name_and_keys_reach_it(page):
         page.press("Tab")
         reached.add(page.do("document.activeElement.id"))
     assert {"new", "log", "question", "send", "theme"} <= reached
-
-
-def test_runs_are_shown_and_grow_while_they_train(page, runs):
-    page.wait("!document.querySelector('#show-runs').hidden")
-    page.click("#show-runs")
-    page.wait("document.querySelectorAll('figure svg').length === 2")
-    assert "7 at update 10" in page.text("#charts")
-    assert "1 checkpoints" in page.text("#run-state")
-    assert page.do("document.querySelector('#samples').textContent.includes('<b>are</b> doors')")
-    metrics = runs / "first" / "pretrain" / "metrics.jsonl"
-    write(metrics, [{"kind": "train", "step": 11, "loss": 3.5}, {"kind": "heldout", "step": 11, "loss": 4.0}], "a")
-    page.wait("document.querySelector('#charts').innerText.includes('3.5 at update 11')", 10)
-    assert page.do("document.querySelectorAll('circle').length") == 1
-    with metrics.open("a") as file:
-        file.write('{"kind": "tr\n')
-    page.wait("document.querySelector('#run-state').innerText.includes('1 damaged lines')", 10)
-    again = runs / "again"
-    write(again, [{"kind": "train", "step": 1, "loss": 2.25}])
-    os.replace(again, metrics)
-    page.wait("document.querySelector('#charts').innerText.includes('2.25 at update 1')", 10)
 
 
 def test_a_server_with_a_key_asks_for_it(tab, start):

@@ -3,9 +3,11 @@
 import asyncio
 import json
 import re
+import threading
 import time
 
 import jsonschema
+import llguidance
 import pytest
 from talking import ask
 
@@ -152,6 +154,24 @@ def test_a_schema_that_takes_too_long_to_compile_is_refused(masks):
         masks([dear], schema_seconds=0.05)
     assert error.value.status == 400
     assert time.perf_counter() - begun < 5
+
+
+def test_the_end_does_not_wait_for_a_grammar_that_is_compiled(masks, monkeypatch):
+    _, made = masks([])
+    grammar, door = json_grammar({"const": 1}, Limits(), param="p"), threading.Event()
+    monkeypatch.setattr(llguidance, "LLMatcher", lambda *_, **__: door.wait(20))
+
+    async def give_up():
+        asked = asyncio.ensure_future(made.masks(grammar, 1, param="p"))
+        while not made.compiling:
+            assert not asked.done()
+            await asyncio.sleep(0.01)
+
+    begun = time.monotonic()
+    asyncio.run(give_up())
+    assert time.monotonic() - begun < 10
+    assert made.compiling
+    door.set()
 
 
 def test_masks_of_one_grammar_do_not_share_a_place(masks):

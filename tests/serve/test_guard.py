@@ -14,7 +14,9 @@ ORIGIN = "https://chat.example.org"
 
 @pytest.fixture(scope="module")
 def locked(start):
-    access = Access(keys=("first-key", "second-kéy"), hosts=("127.0.0.1", "localhost"), origins=(ORIGIN,))
+    access = Access(
+        keys=("first-key", "second-kéy"), hosts=("127.0.0.1", "localhost", "chat.Example.org"), origins=(ORIGIN,)
+    )
     with start(access=access, limits={"body_bytes": 2000, "body_seconds": 0.5}) as server:
         yield server
 
@@ -71,7 +73,7 @@ def test_another_sites_name_for_this_machine_is_refused(http, host):
     assert http.get("/health", headers={"Host": host}).status_code == 421
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.1:8000", "localhost:1"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.1:8000", "localhost:1", "LocalHost", "Chat.example.ORG:443"])
 def test_this_machines_names_are_known(http, host):
     assert http.get("/health", headers={"Host": host}).status_code == 200
 
@@ -114,3 +116,14 @@ def test_a_body_that_drips_is_held_against_one_clock(http):
 
     headers = {**bearer("first-key"), "Content-Type": "application/json"}
     assert http.post(CHAT, content=dripping(), headers=headers).status_code == 408
+
+
+def test_what_is_kept_of_a_prompt_is_told_to_its_own_key_alone(http):
+    def cached(key):
+        asked = ASK | {"messages": [{"role": "user", "content": "my secret is that I like ports"}]}
+        usage = http.post(CHAT, json=asked, headers=bearer(key)).json()["usage"]
+        return usage["prompt_tokens_details"]["cached_tokens"]
+
+    first, again = cached("first-key"), cached("first-key")
+    stranger, own = cached("second-kéy"), cached("second-kéy")
+    assert max(first, stranger) < again == own

@@ -163,8 +163,31 @@ def test_a_completions_logprobs_have_the_old_shape(client, generator):
     count = len(choice.logprobs.tokens)
     assert choice.logprobs.token_logprobs == pytest.approx(answer.logprobs[:count], abs=1e-4)
     assert all(len(top) in (1, 2) for top in choice.logprobs.top_logprobs)
-    offsets = [len("".join(choice.logprobs.tokens[:i])) for i in range(count)]
-    assert choice.logprobs.text_offset == offsets
+    assert b"".join(map(spoken, choice.logprobs.tokens)).decode("utf-8", "replace").startswith(choice.text)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_characters_of_several_tokens_have_one_offset_and_parts_with_names_of_their_own(client, stream):
+    faces = {"type": "grammar", "grammar": {"syntax": "regex", "definition": "(😀|é|日){6}"}}
+    asked = {"model": "nano", "prompt": "A", "seed": 3, "max_tokens": 100, "logprobs": 20, "stream": stream}
+    answer = client.completions.create(**asked, extra_body={"response_format": faces})
+    choices = [chunk.choices[0] for chunk in answer] if stream else answer.choices
+    text = "".join(choice.text for choice in choices)
+    tokens = [token for choice in choices for token in choice.logprobs.tokens]
+    offsets = [offset for choice in choices for offset in choice.logprobs.text_offset]
+    tops = [top for choice in choices for top in choice.logprobs.top_logprobs]
+    data = [spoken(token) for token in tokens]
+    assert b"".join(data).decode() == text
+    assert "bytes:\\xf0" in tokens or "bytes:\\xc3" in tokens or "bytes:\\xe6" in tokens
+    # a byte stands in the character that begins at the last first byte before it
+    begins = [sum(byte & 0xC0 != 0x80 for byte in b"".join(data[: i + 1])) - 1 for i in range(len(data))]
+    assert offsets == begins
+    assert not any("\ufffd" in name for top in tops for name in top)
+
+
+def spoken(token):
+    """The bytes of a token as /v1/completions names it."""
+    return bytes.fromhex(token[6:].replace("\\x", "")) if token.startswith("bytes:\\x") else token.encode()
 
 
 def test_the_model_is_listed_under_a_name_without_a_path(client):

@@ -1,11 +1,17 @@
 """What is refused is refused in OpenAI's shape, with the right status and the field's name, and costs no slot."""
 
+import copy
 import json
 
 import openai
 import pytest
+import torch
+from pydantic import ValidationError
 
+from modicum.generate import Engine, Generator
+from modicum.serve import Limits, Served
 from modicum.serve.errors import bad_request
+from modicum.serve.requests import ChatRequest, CompletionRequest
 
 ASK = {"model": "nano", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
@@ -71,6 +77,7 @@ def refused(server):
         ({"logit_bias": {"many": 1}}, "logit_bias"),
         ({"logit_bias": {"100000": 1}}, "logit_bias"),
         ({"logit_bias": {"5": 101}}, "logit_bias.5"),
+        ({"logit_bias": {str(number): 1 for number in range(1025)}}, "logit_bias"),
         ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"messages": []}, "messages"),
@@ -228,3 +235,43 @@ def test_the_echo_of_ids_without_a_text_is_refused(refused, generator):
     asked = {"model": "nano", "prompt": [rows - 1], "echo": True, "max_tokens": 200}
     assert rows > tokens, "the model has rows that no token has"
     assert "echo needs ids that have a text" in refused(asked, path="/v1/completions")["message"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        (ChatRequest, {"messages": 1000 * [1]}),
+        (ChatRequest, {"messages": [{"role": "user", "content": 1000 * [1]}]}),
+        (ChatRequest, {"messages": [{"role": "assistant", "tool_calls": 1000 * [1]}]}),
+        (ChatRequest, {"tools": 1000 * [1]}),
+        (ChatRequest, {"stop": 1000 * [1]}),
+        (ChatRequest, {"logit_bias": dict.fromkeys(map(str, range(2000)), "x")}),
+        (CompletionRequest, {"prompt": 1000 * [None]}),
+        (CompletionRequest, {"prompt": 1000 * [1000 * [-1]]}),
+        (CompletionRequest, {"prompt": [*1000 * [1], *1000 * ["x"]]}),
+    ],
+)
+def test_a_long_list_of_faults_makes_few_errors(kind, change):
+    """An error costs a thousand times the memory of the item that makes it."""
+    asked = (ASK if kind is ChatRequest else {"model": "nano"}) | change
+    with pytest.raises(ValidationError) as error:
+        kind.model_validate(asked)
+    assert error.value.error_count() <= 4
+
+
+def test_a_damaged_model_is_no_fault_of_its_client(generator, start, caplog):
+    model = copy.deepcopy(generator.model)
+    model.model.norm.weight.data.fill_(torch.nan)
+    damaged = Generator(model, generator.tokenizer, stop_ids=generator.stop_ids)
+
+    def load():
+        return Served("nano", damaged, Engine(damaged, slots=1, compiled=False), Limits())
+
+    with start(load=load) as server, server.http() as http:
+        whole = http.post("/v1/chat/completions", json=ASK)
+        events = http.post("/v1/chat/completions", json=ASK | {"stream": True}).text.split("\n\n")
+    assert whole.status_code == 500
+    for error in (whole.json()["error"], json.loads(events[-3].removeprefix("data: "))["error"]):
+        assert (error["type"], error["code"]) == ("server_error", "model_fault")
+        assert "not finite" in error["message"]
+    assert caplog.text.count("a request failed: the model's logits are not finite") == 2

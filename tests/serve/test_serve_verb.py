@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import httpx2
@@ -129,6 +130,8 @@ def test_prompts_are_logged_when_that_is_asked_for(start, caplog):
         ({"runs": Path("nowhere")}, "--runs nowhere"),
         ({"origins": ["*"]}, "--cors"),
         ({"origins": ["https://a.example/path"]}, "--cors"),
+        ({"hosts": ["https://a.example"]}, "--allow-host https://a.example"),
+        ({"hosts": ["*"]}, "--allow-host"),
         ({"api_key_file": Path("nowhere")}, "--api-key-file nowhere"),
         ({"api_key_file": Path("/dev/null")}, "expected a key a line"),
         ({"host": "no such host"}, "cannot listen"),
@@ -172,6 +175,110 @@ def test_what_is_told_to_end_while_it_loads_does_not_start(generator):
     assert (service.served, service.fault, service.state) == (None, None, "draining")
     assert not engine._thread.is_alive()
     assert engine._thread.ident is None  # it never was
+
+
+def test_within_another_program_it_returns_and_says_that_a_thread_is_left(checkpoint, monkeypatch):
+    go_on = threading.Event()
+
+    def slow(*_, **__):
+        os.kill(os.getpid(), signal.SIGTERM)
+        go_on.wait(20)
+
+    monkeypatch.setattr("modicum.serve.server.Engine", slow)
+    try:
+        assert serve(checkpoint, ServerSettings(port=0)) is True
+    finally:
+        go_on.set()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_fault_while_it_closes_is_told(checkpoint, monkeypatch, fails):
+    async def stop(service):
+        await asyncio.sleep(0.2)  # it listens by now
+        service.on_fault()
+
+    async def close(_, **__):
+        return 1 / 0 if fails else None
+
+    monkeypatch.setattr(Service, "start", stop)
+    monkeypatch.setattr(Service, "close", close)
+    with pytest.raises(ZeroDivisionError) if fails else nullcontext():
+        assert serve(checkpoint, ServerSettings(port=0)) is False
+
+
+SLOW = """
+import sys, torch
+from modicum.cli import main
+from modicum.generate.decoding import Decoding
+from modicum.serve import chat, server
+
+def slow(*_, **__):
+    print("it began", flush=True)
+    numbers = torch.ones(200, 200)
+    while True:  # in native code, which would abort a Python that ends beside it
+        numbers = numbers @ numbers * 0
+
+stages = {"load": (server, "Engine"), "warm": (Decoding, "warm"), "prepare": (chat, "chat_prompt")}
+setattr(*stages[sys.argv.pop(1)], slow)
+main()
+"""
+
+
+@contextmanager
+def slow_process(checkpoint, port, stage):
+    """One that never comes to the end of a stage."""
+    command = [sys.executable, "-c", SLOW, stage, "serve", str(checkpoint), "--port", str(port), "--eager"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("stage", ["load", "warm"])
+def test_what_is_not_ready_yet_is_not_waited_for(checkpoint, stage, number):
+    with slow_process(checkpoint, free_port(), stage) as process:
+        assert process.stdout.readline() == "it began\n", process.communicate()
+        begun = time.monotonic()
+        process.send_signal(number)
+        _, log = process.communicate(timeout=30)
+    assert (time.monotonic() - begun < 10, process.returncode) == (True, 0), log
+
+
+def test_a_second_interrupt_does_not_wait_for_a_prompt_that_is_made(checkpoint):
+    port = free_port()
+    asked = {"model": "first-sft", "messages": [{"role": "user", "content": "go"}]}
+    address = {"base_url": f"http://127.0.0.1:{port}", "timeout": 60}
+    with (
+        concurrent.futures.ThreadPoolExecutor(1) as pool,
+        httpx2.Client(**address) as client,
+        slow_process(checkpoint, port, "prepare") as process,
+    ):
+        wait_until_ready(client, process)
+        answer = pool.submit(client.post, "/v1/chat/completions", json=asked)
+        assert "it began\n" in process.stdout
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+        begun = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        _, log = process.communicate(timeout=30)
+        assert (time.monotonic() - begun < 3, process.returncode) == (True, 0), log
+        concurrent.futures.wait([answer], 30)  # whatever it is told
+
+
+def test_a_proxys_name_is_let_in_where_it_is_named(checkpoint):
+    port = free_port()
+    process = start_process(checkpoint, "--port", port, "--allow-host", "chat.example.org")
+    try:
+        with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+            wait_until_ready(client, process)
+            hosts = ("chat.example.org", "Chat.example.org:443", "127.0.0.1", "other.example.org")
+            statuses = [client.get("/health", headers={"Host": host}).status_code for host in hosts]
+    finally:
+        process.terminate()
+    process.communicate(timeout=30)
+    assert statuses == [200, 200, 200, 421]
 
 
 def test_a_port_that_is_taken_is_the_users_to_mend(checkpoint):

@@ -1,5 +1,9 @@
 """modicum serve CKPT"""
 
+import logging
+import os
+import sys
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -47,6 +51,10 @@ def serve(
     cors: Annotated[
         list[str] | None, typer.Option(metavar="ORIGIN", help="A site whose scripts may call; several times for more.")
     ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A name that a proxy's requests come under; several times for more."),
+    ] = None,
     drain_seconds: Annotated[
         int, typer.Option(min=0, help="What answers under way get to end after SIGTERM; then they are cut.")
     ] = 30,
@@ -66,7 +74,7 @@ def serve(
         if error.name is None or error.name.startswith("modicum"):
             raise
         raise UserError(f"serving needs {error.name}: pip install 'modicum[serve]'") from None
-    run(
+    busy = run(
         checkpoint,
         ServerSettings(
             host=host,
@@ -79,7 +87,14 @@ def serve(
             compiled=not eager,
             runs=runs,
             origins=tuple(cors or ()),
+            hosts=tuple(allow_host or ()),
             drain_seconds=drain_seconds,
             log_prompts=log_prompts,
         ),
     )
+    if busy:  # see serve
+        logging.shutdown()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError):
+                stream.flush()
+        os._exit(0)

@@ -9,6 +9,7 @@ from modicum.generate.choice import TokenMask
 from modicum.generate.engine import Engine, EngineNumbers
 from modicum.generate.generator import Generator, evaluation_mode
 from modicum.generate.params import SamplingParams
+from modicum.generate.passes import ModelFault
 from modicum.generate.sampler import probabilities
 from modicum.generate.ticket import QueueFull, Ticket
 
@@ -19,6 +20,7 @@ __all__ = [
     "Engine",
     "EngineNumbers",
     "Generator",
+    "ModelFault",
     "QueueFull",
     "SamplingParams",
     "Ticket",

@@ -6,7 +6,8 @@ prompt alone and read alone, so what is computed for it does not depend on who s
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -14,18 +15,20 @@ from torch import Tensor
 
 from modicum.generate.answer import Alternatives, Answer
 from modicum.generate.choice import Chooser, TokenMask, choose
-from modicum.generate.passes import Runtime, make_passes
+from modicum.generate.passes import ModelFault, Runtime, make_passes
 from modicum.model import Decoder
 from modicum.model.native import kernel_fault
 from modicum.model.stepper import greedy
-from modicum.store import UserError
+
+FEW = 2  # requests
 
 
 class Request:
-    """One answer on its way through a Decoding. `cached`: prompt tokens that were not computed again."""
+    """One answer on its way through a Decoding. `cached`: prompt tokens that were not computed again; they are of
+    requests of the same owner."""
 
-    def __init__(self, answer: Answer, mask: TokenMask | None = None) -> None:
-        self.answer, self.mask = answer, mask
+    def __init__(self, answer: Answer, mask: TokenMask | None = None, owner: int | None = None) -> None:
+        self.answer, self.mask, self.owner = answer, mask, owner
         self.cached = 0
         self.error: Exception | None = None
 
@@ -53,6 +56,7 @@ class Decoding:
 
     never: ids (int64) that must not be sampled. chunk: prompt tokens of one pass, and about so many of one step.
     keep: remember the tokens of requests that ended, and what of them a new prompt begins with is not computed again.
+    crowd_threads: of a step in which more than FEW requests get a token; None for as many as ever.
     """
 
     def __init__(
@@ -65,21 +69,25 @@ class Decoding:
         chunk: int = 256,
         keep: bool = False,
         compiled: bool = False,
+        crowd_threads: int | None = None,
     ) -> None:
         longest = max(chunk, slots)
         self._passes = make_passes(model, slots=slots, capacity=capacity, longest=longest, compiled=compiled)
         self._vocabulary, self._chunk = model.config.vocab_size, chunk
         # float64, which the draw needs, does not exist on Apple's GPUs
         device = self._passes.device
+        # elsewhere another number of threads would only have a step compiled anew
+        self._crowd_threads = crowd_threads if device.type == "cpu" else None
         self._sampling_device = torch.device("cpu") if device.type == "mps" else device
         if self._sampling_device.type == "cpu":
             kernel_fault()  # loads it, where there is one: it chooses tokens whoever computes the logits
         self._never = never.to(self._sampling_device)
         self._rows: list[_Row] = []
         self._keep = keep
-        # the slots without a request, the one that was free longest first, and the tokens that each still holds
+        # the slots without a request, the one that was free longest first, the tokens that each still holds, and whose
         self._free: deque[int] = deque(range(slots))
         self._held: list[list[int]] = [[] for _ in range(slots)]
+        self._owners: list[int | None] = [None] * slots
 
     @property
     def slots(self) -> int:
@@ -100,7 +108,8 @@ class Decoding:
         """Give it a slot. IndexError when there is none."""
         prompt = request.answer.prompt
         chooser = Chooser(request.answer.params, prompt, self._vocabulary, self._sampling_device, request.mask)
-        slot, request.cached = self._place(prompt)
+        slot, request.cached = self._place(prompt, request.owner)
+        self._owners[slot] = request.owner
         self._rows.append(_Row(request, slot, chooser, list(prompt), request.cached))
 
     def remove(self, request: Request) -> None:
@@ -121,7 +130,7 @@ class Decoding:
     def step(self) -> list[Request]:
         """One token more for every request whose prompt is read; returns those that got one or failed.
 
-        What ended has left its slot. A request fails alone: by its mask, or by logits that are not finite (UserError).
+        What ended has left its slot. A request fails alone: by its mask, or by logits that are not finite (ModelFault).
         """
         rows = [row for row in self._rows if row.waiting == 1]
         read, budget = [], self._chunk
@@ -133,12 +142,13 @@ class Decoding:
             if logits_1V is not None:
                 read.append((row, logits_1V))
         logits = [logits_1V for _, logits_1V in read]
-        if rows:
-            logits.append(self._advance(rows))
-        rows = [row for row, _ in read] + rows
-        if not rows:
-            return []
-        self._sample(rows, (logits[0] if len(logits) == 1 else torch.cat(logits)).to(self._sampling_device))
+        with _on_threads(self._crowd_threads if len(rows) > FEW else None):
+            if rows:
+                logits.append(self._advance(rows))
+            rows = [row for row, _ in read] + rows
+            if not rows:
+                return []
+            self._sample(rows, (logits[0] if len(logits) == 1 else torch.cat(logits)).to(self._sampling_device))
         for row in rows:
             if row.request.error is not None or row.request.answer.finish_reason is not None:
                 self.remove(row.request)
@@ -170,7 +180,7 @@ class Decoding:
             # one NaN or infinity among the logits makes the total such
             row.finite = math.isfinite(logprobs[i])
             if not row.finite and row.request.error is None:
-                row.request.error = UserError(
+                row.request.error = ModelFault(
                     "the model's logits are not finite: its weights are damaged or overflow in this dtype; try "
                     "float32, or another checkpoint"
                 )
@@ -190,18 +200,19 @@ class Decoding:
         if finished and answer.finish_reason is None:
             answer.finish("stop")
 
-    def _place(self, prompt: list[int]) -> tuple[int, int]:
+    def _place(self, prompt: list[int], owner: int | None) -> tuple[int, int]:
         """A free slot for this prompt, and how many of its tokens the slot holds already.
 
-        The prompt's last token is always computed, since its logits are wanted. Tokens come from the slot, idle or at
-        work, that shares most with the prompt; an idle one is taken over, unless that would lose more than it saves.
+        The prompt's last token is always computed, since its logits are wanted. Tokens come from the owner's slot, idle
+        or at work, that shares most with it; an idle one is taken over, unless that would lose more than it saves.
         """
         if not self._keep:
             return self._free.popleft(), 0
         tokens = list(self._held)
         for row in self._rows:
             tokens[row.slot] = row.tokens[: row.read]
-        shared = [_shared(held, prompt[:-1]) for held in tokens]
+        own = [whose == owner for whose in self._owners]
+        shared = [_shared(held, prompt[:-1]) if mine else 0 for mine, held in zip(own, tokens, strict=True)]
         best = max(range(len(shared)), key=shared.__getitem__)
         length = shared[best]
         if best in self._free and 2 * length >= len(tokens[best]):
@@ -211,6 +222,20 @@ class Decoding:
         if length and slot != best:
             self._passes.copy(best, slot, length)
         return slot, length
+
+
+@contextmanager
+def _on_threads(count: int | None) -> Iterator[None]:
+    """Inside, PyTorch has so many threads; as many as before where None."""
+    before = torch.get_num_threads()
+    if count is None or count == before:
+        yield
+        return
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _shared(held: Sequence[int], prompt: Sequence[int]) -> int:

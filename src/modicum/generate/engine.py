@@ -2,20 +2,20 @@
 
 import logging
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
 import torch
 
+from modicum.generate.answer import Chunk
 from modicum.generate.choice import TokenMask
 from modicum.generate.decoding import Decoding, Request
 from modicum.generate.generator import Generator, evaluation_mode
 from modicum.generate.params import SamplingParams
-from modicum.generate.passes import Runtime, slot_bytes
+from modicum.generate.passes import check_memory
 from modicum.generate.ticket import QueueFull, Ticket
-from modicum.model import Decoder
-from modicum.store import UserError, free_memory
 
 _LOG = logging.getLogger("modicum.generate")
 
@@ -24,7 +24,7 @@ _LOG = logging.getLogger("modicum.generate")
 class EngineNumbers:
     """How the engine stands, for monitoring. Those from `requests` on are totals since it was made.
 
-    tokens_in: prompt tokens, cached_in: those of them that a slot still held; tokens_out: sampled ones.
+    tokens_in: prompt tokens, cached_in: those of them that a slot still held; tokens_out: sampled ones, as they come.
     prefix_hits: requests that found any of their prompt in a slot.
     """
 
@@ -49,7 +49,10 @@ class Engine:
     context: tokens of one slot, by default the model's. max_queue: requests that may wait. prefill_chunk: prompt tokens
     between two steps of those that are already answering. compiled: decode by the kernel that is made for this
     processor, elsewhere through torch.compile; without it nothing is made ready but what chooses tokens, and all
-    is slower. on_fault is called, in the engine's thread, when an error has ended it.
+    is slower. spare_core: decode with one thread fewer while several are answering, for who hands the tokens out: the
+    threads wait for each other some thirty times a step, and all of them for one whose core another program has.
+    on_fault is called, in the engine's thread, when an error has ended it, on_first with the seconds from a
+    request to its first token that is given out.
     All memory is taken here; UserError when there is not enough. Greedy answers of a float32 model do not depend on who
     else is answering: on a CPU with the kernel bit for bit, but for what is taken over from another prompt's pieces.
     """
@@ -63,10 +66,13 @@ class Engine:
         max_queue: int = 64,
         prefill_chunk: int = 256,
         compiled: bool = True,
+        spare_core: bool = False,
     ) -> None:
         self._generator, self._max_queue = generator, max_queue
         self._context = min(context or generator.context, generator.context)
-        _check_memory(generator.model, slots, self._context, compiled=compiled)
+        check_memory(generator.model, slots, self._context, compiled=compiled)
+        # a thread does not inherit the number that was set in another
+        self._threads = torch.get_num_threads()
         self._decoding = Decoding(
             generator.model,
             generator.never,
@@ -75,6 +81,7 @@ class Engine:
             chunk=prefill_chunk,
             keep=True,
             compiled=compiled,
+            crowd_threads=max(1, self._threads - 1) if spare_core else None,
         )
         # guards everything below, but for the decoding, which is the thread's own; never held while a caller is called
         self._changed = threading.Condition()
@@ -84,14 +91,18 @@ class Engine:
         self._warm = self._closing = self._dropping = False
         self._fault: Exception | None = None
         self.on_fault: Callable[[], None] = lambda: None
-        # a thread does not inherit the number that was set in another
-        self._threads = torch.get_num_threads()
+        self.on_first: Callable[[float], None] = lambda _: None
         self._thread = threading.Thread(target=self._run, name="modicum-engine", daemon=True)
 
     @property
     def ready(self) -> bool:
         """Whether it answers: started, warm, neither closing nor broken."""
         return self._warm and not self._closing and self._fault is None
+
+    @property
+    def alive(self) -> bool:
+        """Whether its thread is at work."""
+        return self._thread.is_alive()
 
     @property
     def fault(self) -> Exception | None:
@@ -107,17 +118,26 @@ class Engine:
         """Requests that it takes when it is idle: in slots and in the queue."""
         return self._decoding.slots + self._max_queue
 
-    def submit(self, prompt: Sequence[int], params: SamplingParams, *, mask: TokenMask | None = None) -> Ticket:
-        """Queue a request. Raises QueueFull, UserError for a bad prompt, RuntimeError when closed or broken."""
-        ticket = Ticket(Request(self._generator.answer(prompt, params, context=self._context), mask), self._stir)
+    def submit(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        mask: TokenMask | None = None,
+        owner: int | None = None,
+    ) -> Ticket:
+        """Queue a request. owner: whose it is; it takes nothing over from the prompts of others. Raises QueueFull,
+        UserError for a bad prompt, RuntimeError when closed or broken."""
+        answer = self._generator.answer(prompt, params, context=self._context)
+        ticket = Ticket(Request(answer, mask, owner), self._stir)
         with self._changed:
             if self._fault is not None:
                 raise RuntimeError("the engine has failed") from self._fault
             if self._closing:
                 raise RuntimeError("the engine is closed")
-            if len(self._queue) >= self._max_queue:
+            if len(self._queue) + len(self._at_work) >= self.room:  # those that an idle slot will take do not wait
                 self._totals["rejected"] += 1
-                raise QueueFull(f"{self._max_queue} requests are waiting already; try again later")
+                raise QueueFull(f"{self.room} requests are answered or wait already; try again later")
             self._totals["requests"] += 1
             self._totals["tokens_in"] += ticket.prompt_tokens
             self._queue.append(ticket)
@@ -125,19 +145,23 @@ class Engine:
         return ticket
 
     def close(self, *, drain_seconds: float = 0) -> None:
-        """Take no more requests, give those that are in at most so many seconds, cancel the rest, end the thread."""
+        """Take no more requests, give those that are in at most so many seconds, cancel the rest, end the thread. A
+        thread that still makes things warm is not waited for and ends by itself: see `alive`."""
         with self._changed:
             self._closing = True
             if self._thread.is_alive():
                 self._changed.wait_for(lambda: not self._queue and not self._at_work, drain_seconds)
             self._dropping = True
+            warm = self._warm
+            left = [] if warm else list(self._queue)
+            if not warm:  # nobody takes them from there
+                self._queue.clear()
             self._changed.notify_all()
-        if self._thread.is_alive():
-            self._thread.join()
-        while self._queue:  # it was never started
-            ticket = self._queue.popleft()
+        for ticket in left:
             ticket.request.answer.finish("cancelled")
             self._deliver(ticket)
+        if warm:
+            self._thread.join()
 
     def numbers(self) -> EngineNumbers:
         """How it stands now."""
@@ -154,7 +178,8 @@ class Engine:
         try:
             with evaluation_mode(self._generator.model):
                 self._decoding.warm()
-                self._warm = True
+                with self._changed:
+                    self._warm = True
                 while self._turn():
                     pass
         except Exception as error:
@@ -191,12 +216,16 @@ class Engine:
         piece = request.error or request.answer.chunk()
         reason = request.answer.finish_reason
         with self._changed:
+            self._totals["tokens_out"] += len(request.answer.ids) - ticket.counted
+            ticket.counted = len(request.answer.ids)
             if request.error is not None or reason is not None:
                 self._at_work.pop(request, None)
                 self._totals["failed" if request.error else "cancelled" if reason == "cancelled" else "finished"] += 1
-                self._totals["tokens_out"] += len(request.answer.ids)
                 self._totals["cached_in"] += request.cached
                 self._totals["prefix_hits"] += request.cached > 0
+        if isinstance(piece, Chunk) and piece.ids and not ticket.begun:
+            ticket.begun = True
+            self.on_first(time.perf_counter() - ticket.asked)
         if piece is not None:
             ticket.deliver(piece)
 
@@ -214,15 +243,3 @@ class Engine:
             fault.__cause__ = error
             ticket.deliver(fault)
         self.on_fault()
-
-
-def _check_memory(model: Decoder | Runtime, slots: int, capacity: int, *, compiled: bool) -> None:
-    """UserError when the slots do not fit beside the model."""
-    needed = slot_bytes(model, slots, capacity, compiled=compiled)
-    device = model.model.norm.weight.device if isinstance(model, Decoder) else torch.device("cpu")
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
-    if needed > free:
-        raise UserError(
-            f"{slots} slots of {capacity} tokens take {needed / 1e9:.2f} GB of memory, and {free / 1e9:.2f} GB are "
-            "free; take fewer slots or a smaller context"
-        )

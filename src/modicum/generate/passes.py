@@ -9,6 +9,11 @@ from torch import Tensor
 from modicum.model import Decoder
 from modicum.model.slots import SlotCache
 from modicum.model.stepper import cache_dtype, make_reader, make_step
+from modicum.store import UserError, free_memory
+
+
+class ModelFault(UserError):  # noqa: N818  named for its owner, like UserError
+    """The model is at fault, whatever was asked of it."""
 
 
 class Passes(Protocol):
@@ -77,6 +82,18 @@ def slot_bytes(model: Decoder | Runtime, slots: int, capacity: int, *, compiled:
     if not isinstance(model, Decoder):
         return model.slot_bytes(slots, capacity)
     return SlotCache.bytes(model.config, slots, capacity, cache_dtype(model, compiled=compiled))
+
+
+def check_memory(model: Decoder | Runtime, slots: int, capacity: int, *, compiled: bool) -> None:
+    """UserError when the slots do not fit beside the model."""
+    needed = slot_bytes(model, slots, capacity, compiled=compiled)
+    device = model.model.norm.weight.device if isinstance(model, Decoder) else torch.device("cpu")
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
+    if needed > free:
+        raise UserError(
+            f"{slots} slots of {capacity} tokens take {needed / 1e9:.2f} GB of memory, and {free / 1e9:.2f} GB are "
+            "free; take fewer slots or a smaller context"
+        )
 
 
 class DecoderPasses:

@@ -3,6 +3,7 @@
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 from modicum.generate.answer import Chunk
@@ -19,7 +20,8 @@ class Ticket:
     """One request's answer. Either iterate over it, once, or `subscribe`; both give the Chunks in order, an error last.
 
     prompt_tokens: the prompt's length. cached_tokens: how many of them were not computed again, known from the first
-    chunk on.
+    chunk on. asked, begun, counted: for the engine's numbers: when it was made, whether any token was given out, how
+    many are counted.
     """
 
     def __init__(self, request: Request, cancel: Callable[[], None]) -> None:
@@ -29,6 +31,7 @@ class Ticket:
         self._pieces: queue.SimpleQueue[Chunk | Exception] = queue.SimpleQueue()
         self._callback: Callable[[Chunk | Exception], None] | None = None
         self.cancelled = False
+        self.asked, self.begun, self.counted = time.perf_counter(), False, 0
 
     @property
     def prompt_tokens(self) -> int:

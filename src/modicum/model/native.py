@@ -10,6 +10,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -63,6 +65,7 @@ def _build(command: list[str], library: Path) -> str | None:
     """Compile into `library`, whole or not at all; what the compiler says where it fails."""
     try:
         library.parent.mkdir(parents=True, exist_ok=True)
+        _clear(library.parent)
         with tempfile.TemporaryDirectory(dir=library.parent, prefix=".tmp-") as folder:
             made = Path(folder) / library.name
             ended = subprocess.run(
@@ -75,3 +78,11 @@ def _build(command: list[str], library: Path) -> str | None:
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{command[0]}: {error}"
     return None
+
+
+def _clear(folder: Path) -> None:
+    """Remove what a process left that was killed while it compiled; none that still does is older than the limit."""
+    for left in folder.glob(".tmp-*/"):
+        with suppress(OSError):
+            if time.time() - left.stat().st_mtime > _LIMIT_SECONDS:
+                shutil.rmtree(left)

@@ -45,13 +45,14 @@ def create_app(service: Service, *, access: Access | None = None, runs: Path | N
     view."""
     access = access or Access()
     metrics = Metrics()
+    service.on_first = metrics.first_token.observe
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         loading = asyncio.create_task(service.start())
         yield
-        await loading
         await service.close()
+        loading.cancel()  # nobody waits for the thread that it goes on in
 
     middleware = [Middleware(Guard, keys=access.keys, hosts=access.hosts, limits=service.limits)]
     if access.origins:

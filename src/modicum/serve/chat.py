@@ -11,6 +11,7 @@ from modicum.generate import Chunk
 from modicum.serve.answers import Answers, EventStream, unless_disconnected
 from modicum.serve.constrain import GrammarMask, lark_grammar
 from modicum.serve.errors import bad_request, json_response
+from modicum.serve.guard import owner_of
 from modicum.serve.head import Head
 from modicum.serve.limits import Limits
 from modicum.serve.logprobs import TokenLog, chat_logprobs
@@ -47,7 +48,8 @@ async def complete_chat(service: Service, request: Request, body: ChatRequest) -
     )
     prompt = await service.prepare(partial(chat_prompt, served.generator, body.messages, tools))
     masks = await _masks(service, served, body, tools)
-    answers = Answers(served.submit([prompt], params, masks), seconds=service.limits.seconds)
+    tickets = served.submit([prompt], params, masks, owner_of(request))
+    answers = Answers(tickets, seconds=service.limits.seconds)
     choices = [_Choice(served, body, prompt, bool(tools)) for _ in params]
     head = Head.new("chatcmpl", served)
     if body.stream:

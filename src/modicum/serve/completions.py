@@ -9,6 +9,7 @@ from starlette.responses import Response
 from modicum.generate import Chunk
 from modicum.serve.answers import Answers, EventStream, unless_disconnected
 from modicum.serve.errors import bad_request, json_response
+from modicum.serve.guard import owner_of
 from modicum.serve.head import Head
 from modicum.serve.logprobs import TokenLog
 from modicum.serve.prompts import Prompt, completion_prompts, prompt_count
@@ -36,7 +37,8 @@ async def complete_text(service: Service, request: Request, body: CompletionRequ
     choices = [_Choice(served, body, prompt, i) for i, prompt in enumerate(p for p in prompts for _ in params)]
     grammar = await service.prepare(partial(wanted_grammar, body, service.limits)) if body.response_format else None
     masks = [None] * count if grammar is None else await served.grammars.masks(grammar, count, param="response_format")
-    answers = Answers(served.submit(prompts, params, masks), seconds=service.limits.seconds)
+    tickets = served.submit(prompts, params, masks, owner_of(request))
+    answers = Answers(tickets, seconds=service.limits.seconds)
     head = Head.new("cmpl", served)
     if body.stream:
         usage = body.stream_options is not None and bool(body.stream_options.include_usage)

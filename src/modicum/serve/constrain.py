@@ -10,6 +10,7 @@ import sys
 from base64 import b64encode
 from collections import OrderedDict
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import llguidance
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from modicum.serve import grammar_child
+from modicum.serve.background import Background
 from modicum.serve.errors import bad_request, busy
 from modicum.serve.limits import Limits
 from modicum.serve.schemas import check_schema, compiled_as, spaced
@@ -42,12 +44,18 @@ class Grammars:
         self._sent = [b64encode(token).decode() for token in tokens]
         self._markers = {name for i in special if (name := tokenizer.id_bytes(i).decode()) in TOOL_MARKERS}
         self._kept: OrderedDict[str, llguidance.LLMatcher] = OrderedDict()
-        self._compiling = asyncio.Semaphore(2)
+        self._turns = asyncio.Semaphore(2)
+        self._background = Background()
 
     @property
     def knows_tool_markers(self) -> bool:
         """Whether a tool call can be told from text, because its markers are control tokens."""
         return {"<tool_call>", "</tool_call>"} <= self._markers
+
+    @property
+    def compiling(self) -> bool:
+        """Whether a thread is at work on one."""
+        return self._background.at_work > 0
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -58,14 +66,14 @@ class Grammars:
         if grammar not in self._kept:
             try:
                 async with asyncio.timeout(4 * self._limits.schema_seconds):
-                    await self._compiling.acquire()
+                    await self._turns.acquire()
             except TimeoutError:
                 raise busy("too many grammars are being compiled") from None
             try:
                 if grammar not in self._kept:
                     self._keep(grammar, await self._compile(grammar, param))
             finally:
-                self._compiling.release()
+                self._turns.release()
         self._kept.move_to_end(grammar)
         compiled = self._kept[grammar]
         return [GrammarMask(compiled.deep_copy(), self.rows) for _ in range(count)]
@@ -79,8 +87,9 @@ class Grammars:
         fault = await self._fault(grammar)
         if fault:
             raise bad_request(f"{param}: this grammar cannot be followed: {fault}", param, "unsupported_grammar")
-        compiled = await asyncio.to_thread(
-            llguidance.LLMatcher, self._vocabulary, grammar, log_level=0, limits=grammar_child.limits()
+        limits = grammar_child.limits()
+        compiled = await self._background.run(
+            partial(llguidance.LLMatcher, self._vocabulary, grammar, log_level=0, limits=limits)
         )
         if compiled.is_error():
             raise bad_request(f"{param}: this grammar cannot be followed: {compiled.get_error()}", param)

@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from typing_extensions import TypedDict  # pydantic needs it before Python 3.12
 
+from modicum.generate import ModelFault
 from modicum.store import UserError
 
 LOG = logging.getLogger("modicum.serve")
@@ -71,6 +72,9 @@ def from_exception(error: BaseException) -> ApiError:
     """What became of a request, in words for its client; what is our fault goes to the log, without the request."""
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, ModelFault):
+        LOG.error("a request failed: %s", error)
+        return ApiError(500, str(error), code="model_fault")
     if isinstance(error, UserError):
         return bad_request(str(error))
     LOG.error("a request failed", exc_info=error)

@@ -8,6 +8,7 @@ import hmac
 from collections.abc import Sequence
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from modicum.serve.errors import ApiError, bad_request
@@ -15,6 +16,7 @@ from modicum.serve.limits import Limits
 
 # Free of the key: what a balancer asks, and the page, which must load before anyone can type a key into it.
 OPEN_PATHS = ("/health", "/", "/page/")
+_OWNER = "modicum.owner"  # of the scope
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -33,7 +35,7 @@ class Guard:
     def __init__(self, app: ASGIApp, *, keys: Sequence[str], hosts: Sequence[str] | None, limits: Limits) -> None:
         self._app, self._limits = app, limits
         self._keys = [key.encode() for key in keys]
-        self._hosts = None if hosts is None else frozenset(hosts)
+        self._hosts = None if hosts is None else frozenset(host.lower() for host in hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -54,21 +56,32 @@ class Guard:
 
     def _check(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
-        if self._hosts is not None and _host_name(headers.get("host", "")) not in self._hosts:
+        if self._hosts is not None and _host_name(headers.get("host", "")).lower() not in self._hosts:
             raise ApiError(421, "this server is not known under that host name", code="unknown_host")
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length[:20]) > self._limits.body_bytes:
             raise _too_large(self._limits)
-        if self._keys and not _is_open(scope) and not self._known(headers.get("authorization", "")):
+        if not self._keys or _is_open(scope):
+            return
+        known = self._known(headers.get("authorization", ""))
+        if not any(known):
             message = "a valid API key is needed: Authorization: Bearer KEY"
             raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+        scope[_OWNER] = known.index(True)
 
-    def _known(self, authorization: str) -> bool:
+    def _known(self, authorization: str) -> list[bool]:
+        """For each key whether it is the one that was given."""
         scheme, _, given = authorization.partition(" ")
         offered = given.strip().encode("latin-1")  # as headers are read
         # every key is compared, in the same time whatever differs
         matches = [hmac.compare_digest(offered, key) for key in self._keys]
-        return scheme.lower() == "bearer" and any(matches)
+        return [scheme.lower() == "bearer" and match for match in matches]
+
+
+def owner_of(request: Request) -> int | None:
+    """Which of the keys a request came with; None where there are none."""
+    owner: int | None = request.scope.get(_OWNER)
+    return owner
 
 
 class _Body:

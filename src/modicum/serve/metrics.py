@@ -52,12 +52,15 @@ class Histogram:
 
 
 class Metrics:
-    """What the server counts of its own requests. Wraps the application: an ASGI middleware."""
+    """What the server counts of its own requests. Wraps the application: an ASGI middleware.
+
+    first_token: seconds that the engine took to the first token of each answer.
+    """
 
     def __init__(self) -> None:
         self._app: ASGIApp | None = None
         self._responses = Counter[tuple[str, int]]()
-        self._first, self._whole = Histogram(), Histogram()
+        self.first_token, self._whole = Histogram(), Histogram()
 
     def around(self, app: ASGIApp) -> "Metrics":
         """`app`, counted."""
@@ -69,35 +72,35 @@ class Metrics:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        begun, timed = time.perf_counter(), False
+        begun = time.perf_counter()
 
         async def counted(message: Message) -> None:
-            nonlocal timed
             if message["type"] == "http.response.start":
-                # the route's path, not the client's, or anyone could make as many series as he likes
-                route = getattr(scope.get("route"), "path", "other")
-                self._responses[route, message["status"]] += 1
-                timed = route.startswith("/v1/") and scope["method"] == "POST" and message["status"] == 200
-            elif timed and message.get("body"):
-                self._first.observe(time.perf_counter() - begun)
-                timed = False
+                self._responses[_route(scope), message["status"]] += 1
             await send(message)
 
-        await self._app(scope, receive, counted)
-        if scope["method"] == "POST":
-            self._whole.observe(time.perf_counter() - begun)
+        try:
+            await self._app(scope, receive, counted)
+        finally:
+            if scope["method"] == "POST" and _route(scope).startswith("/v1/"):
+                self._whole.observe(time.perf_counter() - begun)
 
     def page(self, numbers: EngineNumbers | None) -> str:
         """All of it. numbers: None before there is an engine."""
         lines = [*_head("http_responses_total", "counter", "Responses by route and status")]
         for (route, status), count in sorted(self._responses.items()):
             lines.append(f'modicum_http_responses_total{{route="{route}",status="{status}"}} {count}')
-        lines += self._first.lines("first_byte_seconds", "Time to the first byte of a completion")
-        lines += self._whole.lines("request_seconds", "Time of a whole POST request")
+        lines += self.first_token.lines("time_to_first_token_seconds", "From the queue to an answer's first token")
+        lines += self._whole.lines("request_seconds", "Time of a whole completion request")
         for field, value in asdict(numbers).items() if numbers is not None else ():
             name, kind, text = _ENGINE[field]
             lines += [*_head(name, kind, text), f"modicum_{name} {value}"]
         return "\n".join(lines) + "\n"
+
+
+def _route(scope: Scope) -> str:
+    """The route's path, not the client's, or anyone could make as many series as he likes."""
+    return str(getattr(scope.get("route"), "path", "other"))
 
 
 def _head(name: str, kind: str, text: str) -> Iterable[str]:

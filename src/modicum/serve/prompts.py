@@ -25,11 +25,13 @@ class Prompt:
 def chat_prompt(generator: Generator, messages: Sequence[Message], tools: Sequence[Tool]) -> Prompt:
     """The ids of a conversation up to the answer. Raises ApiError 400 for one that cannot be rendered, or that leaves
     no room for an answer."""
+    turns = len(messages) + sum(len(message.tool_calls or ()) for message in messages)
+    if turns >= generator.context:  # each has a token at least
+        raise _too_long(generator, f"{turns:,} messages and tool calls", "messages")
     plain = [_plain(message, f"messages.{number}") for number, message in enumerate(messages)]
-    _check_length(generator, sum(len(str(message.get("content", ""))) for message in plain), "messages")
-    rendered = generator.tokenizer.render(
-        plain, add_generation_prompt=True, tools=[tool.model_dump(exclude_none=True) for tool in tools] or None
-    )
+    _check_length(generator, sum(_characters(message) for message in plain), "messages")
+    offered = [tool.model_dump(exclude_none=True) for tool in tools] or None
+    rendered = generator.tokenizer.render(plain, add_generation_prompt=True, tools=offered, masked=False)
     _check_room(generator, len(rendered.ids), "messages")
     last = generator.tokenizer.id_bytes(rendered.ids[-1])
     return Prompt(rendered.ids, folded=rendered.text[-1:].isspace() and not last[-1:].isspace())
@@ -88,6 +90,13 @@ def _plain(message: Message, where: str) -> dict[str, Any]:
     return {key: value for key, value in plain.items() if value is not None}
 
 
+def _characters(value: Any) -> int:
+    """Of all texts in a message."""
+    if isinstance(value, dict):
+        return sum(map(_characters, value.values()))
+    return sum(map(_characters, value)) if isinstance(value, list) else len(value)
+
+
 def _check_arguments(arguments: str, where: str) -> None:
     try:
         found = json.loads(arguments)
@@ -104,7 +113,8 @@ def _longest(tokenizer: Tokenizer) -> int:
 
 
 def _check_length(generator: Generator, characters: int, param: str) -> None:
-    """Refuse what cannot fit before it costs the time of encoding it: no token has so many characters."""
+    """Refuse what cannot fit before it costs the time of encoding it, even where the template leaves some out: no token
+    has so many characters."""
     if characters > generator.context * _longest(generator.tokenizer):
         raise _too_long(generator, f"{characters:,} characters", param)
 

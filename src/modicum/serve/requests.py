@@ -1,12 +1,17 @@
 """What clients may send: the fields of the OpenAI API that are understood here. Others are ignored."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+T = TypeVar("T")
+# The first fault ends it: one of a million items, each wrong, would otherwise be a gigabyte of faults.
+Several = Annotated[list[T], Field(fail_fast=True)]
+# A dict knows no fail_fast: its size bounds its faults, of which so many are a megabyte.
+MOST_BIASES = 1024
 
 
 # Fields by which older or other servers are asked for constrained answers, and what is asked here in their place.
@@ -92,7 +97,7 @@ class Sampling(_Fields):
     logit_bias: dict[str, Annotated[Finite, Field(ge=-100, le=100)]] | None = None
     n: int | None = Field(default=None, ge=1, le=128)
     seed: int | None = Field(default=None, ge=-(1 << 63), lt=1 << 63)
-    stop: str | list[str] | None = None
+    stop: str | Several[str] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
@@ -110,11 +115,18 @@ class Sampling(_Fields):
 
     _no_other_words = field_validator(*_FORMS, mode="before")(_elsewhere)
 
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def _not_too_many(cls, value: object) -> object:
+        if isinstance(value, dict) and len(value) > MOST_BIASES:
+            raise PydanticCustomError("too_many", "expected at most {most} tokens", {"most": MOST_BIASES})
+        return value
+
 
 class CompletionRequest(Sampling):
     """POST /v1/completions. A prompt is text, token ids, or a list of either."""
 
-    prompt: str | list[str] | list[TokenId] | list[list[TokenId]] = ""
+    prompt: str | Several[str] | Several[TokenId] | Several[Several[TokenId]] = ""
     echo: bool | None = None
     logprobs: int | None = Field(default=None, ge=0, le=20)
     suffix: str | None = None
@@ -143,10 +155,10 @@ class ToolCall(_Fields):
 
 class Message(_Fields):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | Several[TextPart] | None = None
     name: str | None = None
     tool_call_id: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Several[ToolCall] | None = None
 
 
 class Function(_Fields):
@@ -173,10 +185,10 @@ class NamedTool(_Fields):
 class ChatRequest(Sampling):
     """POST /v1/chat/completions."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: Annotated[Several[Message], Field(min_length=1)]
     max_completion_tokens: int | None = Field(default=None, ge=0)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
-    tools: list[Tool] | None = None
+    tools: Several[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import re
 import signal
 import socket
 import sys
@@ -29,6 +30,8 @@ from modicum.tokenizer import Tokenizer
 # Seconds for the last bytes of what was answered to go out, to a reader that is slow.
 _LAST_WORDS = 5
 KEY_VARIABLE = "MODICUM_API_KEY"
+_OWN_NAMES = ("localhost", "127.0.0.1", "[::1]")
+_HOST = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]")
 
 
 @dataclass(frozen=True)
@@ -37,8 +40,9 @@ class ServerSettings:
     slots: requests answered at once; max_queue: that wait. context: tokens of one, prompt and answer together; None for
     all that the model has. engine: what runs the model; None for llama.cpp where its file ends in .gguf, else modicum.
     compiled: decode by the kernel that is made for this processor, elsewhere through torch.compile. runs: the directory
-    of the page's second view. origins: sites whose scripts may call. drain_seconds: what answers that are under way get
-    when the server is told to end. log_prompts: whether the log holds what is asked.
+    of the page's second view. origins: sites whose scripts may call. hosts: names under which requests may come, beside
+    this machine's own; without any, all names will do where other machines can reach it. drain_seconds: what answers
+    that are under way get when the server is told to end. log_prompts: whether the log holds what is asked.
     """
 
     host: str = "127.0.0.1"
@@ -51,15 +55,17 @@ class ServerSettings:
     compiled: bool = True
     runs: Path | None = None
     origins: Sequence[str] = ()
+    hosts: Sequence[str] = ()
     drain_seconds: int = 30
     log_prompts: bool = False
 
 
-def serve(checkpoint: Path, settings: ServerSettings, *, limits: Limits | None = None) -> None:
+def serve(checkpoint: Path, settings: ServerSettings, *, limits: Limits | None = None) -> bool:
     """Serve a checkpoint, or a GGUF file, which llama.cpp runs, until SIGTERM or Ctrl-C; then answers that are under
     way come to their end first.
 
-    Faults of the checkpoint and of the settings are raised before anything listens.
+    True where a thread is left at work: native code in it would abort a Python that takes itself down, so the caller
+    ends the process by os._exit. Faults of the checkpoint and of the settings are raised before anything listens.
     """
     limits = limits or Limits()
     keys = _keys(settings.api_key_file)
@@ -68,12 +74,21 @@ def serve(checkpoint: Path, settings: ServerSettings, *, limits: Limits | None =
     for origin in settings.origins:
         if origin == "*" or "://" not in origin or origin.count("/") != 2:
             raise UserError(f"--cors {origin}: expected one site, such as https://chat.example.org")
+    for host in settings.hosts:
+        if not _HOST.fullmatch(host):
+            raise UserError(f"--allow-host {host}: expected a name alone, such as chat.example.org")
     by_llama = settings.engine == "gguf" or (settings.engine is None and checkpoint.suffix == ".gguf")
     model_of, tokenizer, stop_ids, runtime = (_gguf if by_llama else _own)(checkpoint)
 
     def load() -> Served:
         generator = Generator(model_of(), tokenizer, stop_ids=stop_ids, context=settings.context)
-        engine = Engine(generator, slots=settings.slots, max_queue=settings.max_queue, compiled=settings.compiled)
+        engine = Engine(
+            generator,
+            slots=settings.slots,
+            max_queue=settings.max_queue,
+            compiled=settings.compiled,
+            spare_core=True,
+        )
         return Served(model_name(checkpoint), generator, engine, limits)
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(name)s: %(message)s")
@@ -82,7 +97,7 @@ def serve(checkpoint: Path, settings: ServerSettings, *, limits: Limits | None =
     local = _is_loopback(settings.host)
     if not local and not keys:
         print(f"warning: anyone who reaches {settings.host} can use this server; give it a key", file=sys.stderr)
-    hosts = ("localhost", "127.0.0.1", "[::1]", settings.host) if local else None
+    hosts = (*_OWN_NAMES, settings.host, *settings.hosts) if local or settings.hosts else None
     app = create_app(service, access=Access(keys, hosts, settings.origins), runs=settings.runs)
     config = uvicorn.Config(
         app,
@@ -97,6 +112,7 @@ def serve(checkpoint: Path, settings: ServerSettings, *, limits: Limits | None =
         server.run(sockets=[listening])
     if service.fault is not None:
         raise service.fault
+    return service.busy
 
 
 _Known = tuple[Callable[[], Decoder | Runtime], Tokenizer, Sequence[int], str]
@@ -127,6 +143,7 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, service: Service, drain_seconds: float) -> None:
         super().__init__(config)
         self._service, self._drain_seconds = service, drain_seconds
+        self._cutting: asyncio.Future[None] | None = None
 
     async def main_loop(self) -> None:
         """Until it is told to end, and what was begun has ended. A second Ctrl-C waits for nothing."""
@@ -134,8 +151,10 @@ class _Server(uvicorn.Server):
         draining = asyncio.ensure_future(self._service.close(drain_seconds=self._drain_seconds))
         while not draining.done() and not self.force_exit:
             await asyncio.sleep(0.05)
-        await self._service.close()
-        await draining
+        if draining.done():
+            draining.result()
+        else:  # what is under way is cut, so that its connections end; kept here, since the loop itself would lose it
+            self._cutting = asyncio.ensure_future(self._service.close())
 
     def stop(self) -> None:
         """End as a signal would."""

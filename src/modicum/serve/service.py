@@ -1,6 +1,5 @@
 """What is served: one model behind its engine, loaded while the server already tells that it is not ready."""
 
-import asyncio
 import json
 import re
 import time
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from modicum.generate import Engine, Generator, QueueFull, SamplingParams, Ticket
+from modicum.serve.background import Background
 from modicum.serve.constrain import GrammarMask, Grammars
 from modicum.serve.errors import LOG, ApiError, busy, shutting_down
 from modicum.serve.limits import Limits
@@ -44,16 +44,20 @@ class Served:
         self.tools = self.grammars.knows_tool_markers and writes_tools(self.generator.tokenizer)
 
     def submit(
-        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], masks: Sequence[GrammarMask | None]
+        self,
+        prompts: Sequence[Prompt],
+        params: Sequence[SamplingParams],
+        masks: Sequence[GrammarMask | None],
+        owner: int | None,
     ) -> list[Ticket]:
-        """One ticket for each prompt and each of its answers, all or none. Raises ApiError 503 when the queue is
-        full."""
+        """One ticket for each prompt and each of its answers, all or none. owner: as Engine has it. Raises ApiError 503
+        when the queue is full."""
         tickets: list[Ticket] = []
         try:
             for number, prompt in enumerate(prompts):
                 for place, each in enumerate(params):
                     mask = masks[number * len(params) + place]
-                    tickets.append(self.engine.submit(prompt.ids, each, mask=mask))
+                    tickets.append(self.engine.submit(prompt.ids, each, mask=mask, owner=owner))
         except BaseException as error:
             for ticket in tickets:
                 ticket.cancel()
@@ -68,24 +72,27 @@ class Served:
 class Service:
     """Loads what is served in a thread, and keeps it for the requests. load: makes the model and its engine.
 
-    on_fault is called when that fails, or the engine later; `fault` holds why. log_prompts: whether the log holds what
-    is asked.
+    on_fault is called when that fails, or the engine later; `fault` holds why. on_first: as the engine has it.
+    log_prompts: whether the log holds what is asked.
     """
 
     def __init__(self, load: Callable[[], Served], limits: Limits, *, log_prompts: bool = False) -> None:
         self._load, self.limits, self._log_prompts = load, limits, log_prompts
         self._served: Served | None = None
-        self._preparing, self._closing = 0, False
+        self._closing = False
         self.fault: Exception | None = None
         self.on_fault: Callable[[], None] = lambda: None
+        self.on_first: Callable[[float], None] = lambda _: None
+        self._background, self._preparers = Background(), Background()
 
     async def start(self) -> None:
         """Load; returns when it is done. A fault is kept, since nobody waits for this."""
         try:
-            served = await asyncio.to_thread(self._load)
+            served = await self._background.run(self._load)
             if self._closing:  # nobody waits for it any more
                 return
             served.engine.on_fault = partial(self._engine_failed, served.engine)
+            served.engine.on_first = self.on_first
             served.engine.start()
         except Exception as error:
             self.fault = error
@@ -101,7 +108,15 @@ class Service:
         """Take no more requests, and end the engine; what it still does gets so many seconds."""
         self._closing = True
         if self._served is not None:
-            await asyncio.to_thread(partial(self._served.engine.close, drain_seconds=drain_seconds))
+            await self._background.run(partial(self._served.engine.close, drain_seconds=drain_seconds))
+
+    @property
+    def busy(self) -> bool:
+        """Whether a thread is still at work: loading, warming, preparing, decoding, closing."""
+        served = self._served
+        if served is not None and (served.engine.alive or served.grammars.compiling):
+            return True
+        return self._background.at_work + self._preparers.at_work > 0
 
     @property
     def served(self) -> Served | None:
@@ -137,14 +152,11 @@ class Service:
 
     async def prepare(self, work: Callable[[], T]) -> T:
         """`work()` in a thread: making a prompt may take a while. Raises ApiError 503 when as many others do as the
-        engine has room for: more cost memory, and would be turned away there."""
-        if self._served is None or self._preparing >= self._served.engine.room:
+        engine has room for: more cost memory, and would be turned away there. Work that nobody waits for any more
+        counts until it ends."""
+        if self._served is None or self._preparers.at_work >= self._served.engine.room:
             raise busy("too many requests are being prepared", retry_seconds=self.limits.retry_seconds)
-        self._preparing += 1
-        try:
-            return await asyncio.to_thread(work)
-        finally:
-            self._preparing -= 1
+        return await self._preparers.run(work)
 
 
 def _unavailable(what: str) -> ApiError:

@@ -43,9 +43,7 @@ export async function* ask(request, signal) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let held = "";
   for (;;) {
-    const { value, done } = await reader.read();
-    if (done) throw new ApiError("The answer broke off.", 0);
-    const events = (held + value).split("\n\n");
+    const events = (held + (await more(reader))).split("\n\n");
     held = events.pop();
     for (const event of events) {
       const data = event.slice("data: ".length);
@@ -55,4 +53,14 @@ export async function* ask(request, signal) {
       yield object;
     }
   }
+}
+
+// The next piece of an answer, which ends with its own last event and never with its connection.
+async function more(reader) {
+  const { value, done } = await reader.read().catch((error) => {
+    if (error.name === "AbortError") throw error;
+    return { done: true };
+  });
+  if (done) throw new ApiError("The answer broke off.", 0);
+  return value;
 }

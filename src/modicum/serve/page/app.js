@@ -35,7 +35,7 @@ async function connect() {
     $("model").textContent = `${found.id}, ${found.context.toLocaleString("en")} tokens of context`;
     $("show-runs").hidden = !(await hasRuns());
   } catch (error) {
-    $("model").textContent = error.message;
+    if ($("model").textContent !== error.message) $("model").textContent = error.message; // what changes is read aloud
     if (error.status === 401) askForKey();
     else setTimeout(connect, 1500);
   }

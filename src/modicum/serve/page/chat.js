@@ -9,7 +9,7 @@ const NUMBERS = ["temperature", "top_p", "min_p", "max_tokens", "seed"];
 const SETTINGS = "modicum-settings";
 
 export function startChat(model, askForKey) {
-  const conversations = new Conversations();
+  const conversations = new Conversations(fail);
   let running = null; // the AbortController of the answer under way
 
   function article(message) {
@@ -31,36 +31,69 @@ export function startChat(model, askForKey) {
     how.hidden = !message.how;
   }
 
+  // All of the open conversation, for when it has become another one. A turn is appended instead: a screen reader says
+  // whatever is put into the log.
   function show() {
-    $("log").replaceChildren(...conversations.current.messages.map(article));
-    $("log").scrollTop = $("log").scrollHeight;
-    $("conversations").replaceChildren(...conversations.all.map(entry));
+    $("log").replaceChildren();
+    append(...conversations.current.messages);
+    list();
     buttons();
+  }
+
+  function append(...messages) {
+    $("log").append(...messages.map(article));
+    $("log").scrollTop = $("log").scrollHeight;
+    return $("log").lastElementChild;
+  }
+
+  // Who is in the list with the keyboard stays there.
+  function list() {
+    const held = $("conversations").contains(document.activeElement) ? document.activeElement.id : "";
+    $("conversations").replaceChildren(...conversations.all.map(entry));
+    if (held) ($(held) ?? $("new")).focus();
   }
 
   function entry(one) {
     const item = document.createElement("li");
     const open = item.appendChild(document.createElement("button"));
     open.type = "button";
+    open.id = `open-${one.id}`;
     open.textContent = one.title;
     open.setAttribute("aria-pressed", String(one === conversations.current));
-    open.addEventListener("click", () => { running?.abort(); fail(""); conversations.open(one.id); show(); });
+    open.addEventListener("click", () => {
+      if (one.id === conversations.current.id) return;
+      running?.abort();
+      fail("");
+      conversations.open(one.id);
+      show();
+    });
     const remove = item.appendChild(document.createElement("button"));
     remove.type = "button";
+    remove.id = `remove-${one.id}`;
     remove.textContent = "×";
     remove.setAttribute("aria-label", `Delete ${one.title}`);
-    remove.addEventListener("click", () => { running?.abort(); conversations.remove(one.id); show(); });
+    remove.addEventListener("click", () => {
+      const shown = one.id === conversations.current.id;
+      if (shown) running?.abort();
+      conversations.remove(one.id);
+      if (shown) show();
+      else list();
+    });
     return item;
   }
 
+  // A button that goes out hands the keyboard to the messages.
   function buttons() {
+    const held = document.activeElement;
     $("send").disabled = Boolean(running);
     $("stop").disabled = !running;
     $("retry").disabled = Boolean(running) || !conversations.current.messages.length;
+    if (held.disabled) $("log").focus();
   }
 
+  // Troubles of one turn stand beside each other; "" puts them away.
   function fail(message) {
-    $("error").textContent = message;
+    $("error").textContent = message && `${$("error").textContent} ${message}`.trim();
     $("error").hidden = !message;
   }
 
@@ -77,17 +110,15 @@ export function startChat(model, askForKey) {
   }
 
   async function answer() {
-    fail("");
     const conversation = conversations.current;
     const message = { role: "assistant", content: "", how: "", tokens: [] };
-    const made = article(message);
     const log = $("log");
     const decoder = new TextDecoder();
     const begun = performance.now();
     const asked = request(conversation.messages);
     const control = (running = new AbortController());
     log.setAttribute("aria-busy", "true");
-    log.append(made);
+    const made = append(message);
     buttons();
     let reason = "";
     try {
@@ -103,18 +134,23 @@ export function startChat(model, askForKey) {
       }
     } catch (error) {
       if (error.name === "AbortError") message.how = "stopped";
-      else if (error instanceof ApiError) fail(error.message);
-      else throw error;
+      else {
+        if (message.content) message.how = "broken off";
+        fail(error.message);
+      }
       if (error.status === 401) askForKey();
+      if (error.name !== "AbortError" && !(error instanceof ApiError)) throw error;
     } finally {
       running = null;
-      log.removeAttribute("aria-busy");
-      if (message.content || message.how) {
+      const said = Boolean(message.content || message.how);
+      if (said) {
+        fill(made, message);
         conversation.messages.push(message);
-        conversations.save();
-      }
-      if (conversation === conversations.current) show();
-      else buttons();
+      } else made.remove();
+      log.removeAttribute("aria-busy");
+      buttons();
+      if (said) conversations.save(conversation);
+      list();
     }
   }
 
@@ -123,15 +159,19 @@ export function startChat(model, askForKey) {
     const content = $("question").value.trim();
     if (!content || running) return;
     $("question").value = "";
-    conversations.add({ role: "user", content });
-    show();
+    fail("");
+    append(conversations.add({ role: "user", content }));
+    list();
     answer();
   }
 
   function retry() {
+    fail("");
     const { messages } = conversations.current;
-    if (messages.at(-1)?.role === "assistant") messages.pop();
-    show();
+    if (messages.at(-1)?.role === "assistant") {
+      messages.pop();
+      $("log").lastElementChild.remove();
+    }
     answer();
   }
 
@@ -150,6 +190,10 @@ export function startChat(model, askForKey) {
     $("question").focus();
   });
   document.addEventListener("keydown", moveByArrows);
+  addEventListener("storage", () => {
+    if (conversations.refresh(Boolean(running))) show();
+    else list();
+  });
   show();
 }
 

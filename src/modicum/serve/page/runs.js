@@ -17,7 +17,14 @@ export async function hasRuns() {
 }
 
 export function startRuns() {
-  let records = [], damaged = 0, cursor = "", shown = "", timer = null, samplesOf = "";
+  let records = [], damaged = 0, cursor = "", shown = "", timer = null, samplesOf = "", saidOf = null;
+
+  // A live run changes all the time: its state is said aloud only when the subject is another than before.
+  function tell(state, subject) {
+    $("run-state").textContent = state;
+    if (subject !== saidOf) $("run-said").textContent = state;
+    saidOf = subject;
+  }
 
   function options(select, names) {
     const chosen = select.value;
@@ -31,7 +38,7 @@ export function startRuns() {
     options($("run"), runs.map((run) => run.name));
     const run = runs.find((one) => one.name === $("run").value);
     if (!run) {
-      $("run-state").textContent = "There are no runs in this directory yet.";
+      tell("There are no runs in this directory yet.", "");
       return;
     }
     options($("stage"), run.stages);
@@ -52,7 +59,7 @@ export function startRuns() {
     const checkpoints = run.checkpoints[$("stage").value].length;
     const live = Date.now() / 1000 - run.changed < 60 ? "live, " : "";
     const state = last ? `${live}update ${last.step}, ${checkpoints} checkpoints` : "no updates yet";
-    $("run-state").textContent = damaged ? `${state}; ${damaged} damaged lines of metrics.jsonl are left out` : state;
+    tell(damaged ? `${state}; ${damaged} damaged lines of metrics.jsonl are left out` : state, path);
     await samples(run);
   }
 
@@ -88,7 +95,7 @@ export function startRuns() {
     try {
       await refresh();
     } catch (error) {
-      $("run-state").textContent = error.message;
+      tell(error.message, error.message);
     }
     if (timer !== null) timer = setTimeout(turn, SECONDS * 1000);
   }
