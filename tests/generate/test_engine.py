@@ -142,8 +142,8 @@ def test_a_crowd_leaves_a_core_to_who_hands_the_tokens_out(generator, prompts, m
         return step(ids, slots, places)
 
     monkeypatch.setattr(engine._decoding._passes, "step", watched)
-    engine.start()
     tickets = [engine.submit(prompt, SamplingParams(max_new_tokens=n)) for n, prompt in enumerate(prompts[:4], 5)]
+    engine.start()  # with all of them there, however busy the machine is
     for ticket, n, prompt in zip(tickets, range(5, 9), prompts, strict=False):
         assert ids_of(ticket) == generator.generate([prompt], SamplingParams(max_new_tokens=n))[0].ids
     assert seen == {(True, 2), (False, 3)}
