@@ -19,10 +19,9 @@ from dataclasses import replace
 import torch
 
 from modicum.data import Batch
-from modicum.model import Decoder, ModelConfig
+from modicum.model import Decoder, ModelConfig, training_flops_per_token
 from modicum.recipe.settings import ModelSettings
 from modicum.road.chips import CHIPS
-from modicum.road.sizes import training_flops_per_token
 from modicum.road.trial import synthetic_batch
 from modicum.train import OptimizerSettings, SupervisedLoss, Wishes, choose, joined, make_update, prepared
 from modicum.train.allocator import keep_freed_memory

@@ -79,6 +79,12 @@ def test_a_stranger_among_the_peers_is_named(checkpoint):
     assert "ollama" in ended.output
 
 
+def test_number_types_of_a_peer_that_is_not_there_are_refused(checkpoint):
+    ended = CliRunner().invoke(app, ["bench", "decode", str(checkpoint), "--gguf", "q4_0"])
+    assert ended.exit_code == 2
+    assert "needs --against llama.cpp" in ended.output
+
+
 @pytest.mark.slow
 def test_all_systems_have_a_turn_on_the_same_weights(checkpoint):
     size = {"prompt": 40, "tokens": 8, "repeats": 1, "rounds": 1}

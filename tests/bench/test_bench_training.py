@@ -22,9 +22,8 @@ from modicum.bench.systems import Ours, Peer, parameter_groups
 from modicum.bench.training_worker import _batch
 from modicum.cli.bench import PresetName
 from modicum.cli.bench_table import bench_lines
-from modicum.model import Decoder, ModelConfig
+from modicum.model import Decoder, ModelConfig, training_flops_per_token
 from modicum.recipe.presets import PRESETS
-from modicum.road.sizes import training_flops_per_token
 from modicum.train import SupervisedLoss
 
 CONFIG = ModelConfig(

@@ -18,6 +18,7 @@ def trial(**changes):
         device_bytes=0,
         first_seconds=9.0,
         update_seconds=2.0,
+        step_seconds=0.4,
         forward_seconds=0.5,
         score_seconds=0.001,
         decode_seconds=0.01,

@@ -7,12 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from modicum.model import ModelConfig
+from modicum.model import ModelConfig, training_flops_per_token
 from modicum.recipe import ModelSettings
 from modicum.road.budget import memory_changes, read_bytes, smaller_presets, time_changes
 from modicum.road.chips import CHIPS, elsewhere
 from modicum.road.memory import Memory, expected_memory
-from modicum.road.sizes import training_flops_per_token
 from modicum.road.works import TrainingWork
 from modicum.store import UserError
 from modicum.train import Wishes
@@ -129,23 +128,26 @@ def memory_of(state, working):
 
 
 def test_other_chips_are_computed_from_their_peak_and_shared_state_shrinks():
-    found = elsewhere("H100", 8, flops=989e12 * 8 * 0.4 * 3600, memory=memory_of(160 * 10**9, 80 * 10**9), rows=8)
+    found = elsewhere(
+        "H100", 8, flops=989e12 * 8 * 0.4 * 3600, memory=memory_of(160 * 10**9, 80 * 10**9), rows=8, batch_size=8
+    )
     assert found.seconds == pytest.approx(3600)
     assert found.replicated_bytes == 170 * 10**9
     assert found.sharded_bytes == 30 * 10**9
     assert "FSDP2" in found.fits
-    assert "DDP" in elsewhere("l4", 1, flops=1.0, memory=memory_of(10**9, 10**9), rows=4).fits
-    assert "does not fit" in elsewhere("l4", 1, flops=1.0, memory=memory_of(10**12, 0), rows=4).fits
+    assert "DDP" in elsewhere("l4", 1, flops=1.0, memory=memory_of(10**9, 10**9), rows=4, batch_size=4).fits
+    assert "does not fit" in elsewhere("l4", 1, flops=1.0, memory=memory_of(10**12, 0), rows=4, batch_size=4).fits
 
 
-def test_a_chip_has_at_least_one_row():
-    found = elsewhere("h100", 8, flops=1.0, memory=memory_of(8 * 10**9, 10**9), rows=1)
-    assert found.sharded_bytes == 2 * 10**9
+def test_a_chip_has_a_micro_batch_or_its_share_of_the_batch_where_that_is_less():
+    for rows, batch, share in ((1, 8, 1), (8, 64, 8), (8, 32, 4), (8, 4, 1)):
+        found = elsewhere("h100", 8, flops=1.0, memory=memory_of(8 * 10**9, 10**9), rows=rows, batch_size=batch)
+        assert found.sharded_bytes == 10**9 + 10**9 * share // rows
 
 
 def test_a_chip_that_is_not_known_names_those_that_are():
     with pytest.raises(UserError, match="known are a100, h100"):
-        elsewhere("abacus", 1, flops=1.0, memory=memory_of(1, 1), rows=1)
+        elsewhere("abacus", 1, flops=1.0, memory=memory_of(1, 1), rows=1, batch_size=1)
     assert all(chip.flops > 1e14 for chip in CHIPS.values())
 
 
@@ -168,3 +170,4 @@ def test_the_verb_prints_what_would_change_and_the_time_elsewhere(tiny):
     assert "known are" in told("--chip", "abacus", status=2)
     assert "needs --chip" in told("--gpus", "4", status=2)
     assert "such as 4GB" in told("--memory", "much", status=2)
+    assert "a number of hours" in told("--hours", "nan", status=2)

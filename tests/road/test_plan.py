@@ -14,7 +14,7 @@ from modicum.road.disk import checkpoints_kept, disk_of
 from modicum.road.memory import expected_memory, rows_to_try
 from modicum.road.plan import plan
 from modicum.road.planning import keep_plan
-from modicum.road.sizes import logits_bytes
+from modicum.road.sizes import checkpoint_bytes, logits_bytes
 from modicum.road.stages import run
 from modicum.road.timing import training_plan
 from modicum.road.works import training_works
@@ -59,11 +59,11 @@ def test_a_stages_time_is_its_updates_looks_saves_and_one_compilation(recipe):
     work = training_works(recipe, CONFIG, plan(recipe, measure=False).text)[0]
     found = training_plan(CONFIG, work, trial())
     looks = 2 * 1024 / (4 * 128) * 0.5
-    saves = 50 * CONFIG.parameter_count() * 12 / 150e6
+    saves = 50 * checkpoint_bytes(CONFIG, "muon") / 150e6
     assert found.seconds == pytest.approx(100 * 2.0 + looks + saves + 7.0)
     assert found.tokens_per_second == 4 * 128 / 2.0
-    halved = training_plan(CONFIG, work, trial(rows=2, update_seconds=1.0, first_seconds=8.0))
-    assert halved.seconds == pytest.approx(found.seconds + looks)
+    halved = training_plan(CONFIG, work, trial(rows=2, update_seconds=1.2, first_seconds=8.2))
+    assert halved.seconds == pytest.approx(found.seconds + looks), "two half updates, but one step of the optimizer"
 
 
 def test_a_smaller_trial_is_scaled_up_in_what_grows_with_rows(recipe):
@@ -125,11 +125,29 @@ def test_disk_counts_the_checkpoints_that_retention_keeps(recipe):
     assert checkpoints_kept(settings, 10) == 1
     every = settings.model_copy(update={"keep_every_steps": 25})
     assert checkpoints_kept(every, 100) == 7
-    sizes = {"parameters": 1000, "text_bytes": 0, "sft_steps": 4, "vocab_size": 512}
-    kept = checkpoints_kept(recipe.pretrain, 100) + checkpoints_kept(recipe.sft, 4)
-    assert disk_of(recipe, tokens=0, **sizes).checkpoints == (kept + 1) * 12_000
-    assert disk_of(recipe, tokens=10, **sizes).shards == 20
-    assert disk_of(recipe, tokens=10, **{**sizes, "vocab_size": 70_000}).shards == 40
+    sizes = {"text_bytes": 0, "sft_steps": 4}
+    muon, adamw = checkpoint_bytes(CONFIG, "muon"), checkpoint_bytes(CONFIG, "adamw")
+    assert muon < adamw == 12 * CONFIG.parameter_count()
+    kept = checkpoints_kept(recipe.pretrain, 100) * muon + checkpoints_kept(recipe.sft, 4) * adamw
+    assert disk_of(recipe, CONFIG, tokens=0, **sizes).checkpoints == kept + adamw
+    assert disk_of(recipe, CONFIG, tokens=10, **sizes).shards == 20
+    assert disk_of(recipe, replace(CONFIG, vocab_size=70_000), tokens=10, **sizes).shards == 40
+
+
+def test_looks_at_held_out_conversations_are_bounded_as_the_trainers_are(recipe):
+    text = plan(recipe, measure=False).text
+    bounded = recipe.model_copy(update={"sft": recipe.sft.model_copy(update={"evaluate_tokens": 7})})
+    work = training_works(bounded, CONFIG, text)[1]
+    assert work.heldout_tokens == 7 * -(-work.steps // recipe.sft.evaluate_every_steps)
+
+
+def test_a_number_is_as_wide_as_the_trainer_would_have_it_here(recipe, monkeypatch):
+    work = training_works(recipe, CONFIG, plan(recipe, measure=False).text)[0]
+    wide, narrow = (replace(work, wishes=replace(work.wishes, dtype=d)) for d in ("float32", "bfloat16"))
+    left = replace(work, wishes=replace(work.wishes, dtype="auto"))
+    for fast in (True, False):
+        monkeypatch.setattr("modicum.road.works.has_fast_bfloat16", lambda _, fast=fast: fast)
+        assert (wide.number_bytes, narrow.number_bytes, left.number_bytes) == (4, 2, 2 if fast else 4)
 
 
 def test_a_source_that_would_be_read_too_often_is_told_beforehand(tiny):

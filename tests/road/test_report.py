@@ -39,6 +39,19 @@ def test_the_report_of_a_run_holds_what_its_stages_measured(tiny):
     assert not re.search(r"https?://", page)
 
 
+def test_memory_of_a_gpu_stands_beside_the_plans_of_a_gpu(tiny):
+    recipe = load_recipe(tiny(sft=None, evaluate={"items": []}))
+    road = run(recipe, until="pretrain")
+    metrics = road.folder("pretrain") / "metrics.jsonl"
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    metrics.write_text("".join(json.dumps({**line, "device_memory_mb": 7}) + "\n" for line in lines))
+    state = road.run.checkpoints("pretrain") / "last" / "training" / "state.json"
+    found = json.loads(state.read_text())
+    state.write_text(json.dumps({**found, "choices": {**found["choices"], "device": "cuda"}}))
+    memory = gather(road.run, recipe, code_version="0.1.0")["measured"]["peak_memory_bytes"]
+    assert memory == {"pretrain": 7_000_000, "whole run": 7_000_000}
+
+
 def test_a_run_that_stopped_early_still_has_a_report(tiny):
     recipe = load_recipe(tiny(sft=None, evaluate={"items": []}))
     road = run(recipe, until="pretrain")

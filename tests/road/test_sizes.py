@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from modicum.model import Decoder, ModelConfig, parameters_by_part
-from modicum.road.sizes import logits_bytes, training_flops_per_token, training_state
+from modicum.model import Decoder, ModelConfig, parameters_by_part, training_flops_per_token
+from modicum.road.sizes import logits_bytes, training_state
 from modicum.train.optimizer import Optimizer, OptimizerSettings
 
 SHAPES = [

@@ -1,3 +1,8 @@
+import os
+import platform
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -118,9 +123,34 @@ def test_threads_and_determinism_hold_inside_and_are_put_back():
     assert not torch.are_deterministic_algorithms_enabled()
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_on_cuda_only_algorithms_that_repeat_are_taken(device):
+    with prepared(replace(chosen(Wishes(device="cpu")), device=device)):
+        assert torch.are_deterministic_algorithms_enabled()
+        assert torch.is_deterministic_algorithms_warn_only_enabled() == (device == "cpu")
+    assert not torch.is_deterministic_algorithms_warn_only_enabled()
+
+
 def test_the_allocator_is_left_alone_where_it_is_not_glibc_or_the_user_set_it(monkeypatch):
     monkeypatch.setenv("MALLOC_ARENA_MAX", "2")
     assert keep_freed_memory() is False
     monkeypatch.delenv("MALLOC_ARENA_MAX")
     monkeypatch.setattr("platform.system", lambda: "Darwin")
     assert keep_freed_memory() is False
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the allocator is glibc's")
+@pytest.mark.parametrize(("refused", "listened"), [({-3}, True), ({-3, -4}, False), ({-1}, False)])
+def test_an_allocator_that_knows_no_such_threshold_is_told_in_another_way(monkeypatch, refused, listened):
+    for name in [name for name in os.environ if name.startswith(("MALLOC_", "GLIBC_TUNABLES"))]:
+        monkeypatch.delenv(name)
+    asked = []
+
+    def mallopt(parameter, value):
+        asked.append((parameter, value))
+        return int(parameter not in refused)
+
+    monkeypatch.setattr("ctypes.CDLL", lambda _: SimpleNamespace(mallopt=mallopt))
+    assert keep_freed_memory() is listened
+    assert (-1, 2**31 - 1) in asked
+    assert ((-4, 0) in asked) == (-3 in refused)

@@ -4,6 +4,7 @@ from itertools import product
 
 import pytest
 import rank_runs
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from launching import largest_difference, losses, run_ranks, start_ranks, step
@@ -11,6 +12,7 @@ from safetensors.torch import load_file
 from training_runs import digests
 
 from modicum.train import ALONE, Ranks, read_metrics
+from modicum.train.ranks import _is_lost_connection
 
 ENGINES = ("ddp", "fsdp")
 # Muon's iteration runs in bf16, which rounds what differs in the last bit of fp32 to one side or the other.
@@ -129,3 +131,18 @@ def test_one_process_meets_nobody():
     assert not ALONE.any(False)
     assert ALONE.by_first(lambda: "done") == "done"
     assert ALONE.gather("own") == ["own"]
+
+
+@pytest.mark.parametrize(
+    ("words", "lost"),
+    [
+        ("[/src/gloo/transport/tcp/pair.cc:544] Connection closed by peer [127.0.0.1]:40118", True),
+        ("[/src/gloo/transport/tcp/pair.cc:547] Read error [127.0.0.1]:1: Connection reset by peer", True),
+        ("NCCL error: remote process exited or there was a network error, NCCL version 2.29", True),
+        ("[/src/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv", False),
+        ("NCCL error: unhandled system error, NCCL version 2.29: error while creating shared memory segment", False),
+    ],
+)
+def test_only_a_closed_connection_is_a_lost_rank(words, lost):
+    assert _is_lost_connection(dist.DistBackendError(words)) is lost
+    assert _is_lost_connection(RuntimeError(words)) is lost

@@ -7,6 +7,7 @@ from training_runs import digests, small_run
 
 from modicum.checkpoint import load_checkpoint
 from modicum.train import Interrupted
+from modicum.train.run import Run
 from modicum.train.stop import StopRequest
 
 
@@ -29,6 +30,21 @@ def test_a_signal_finishes_the_update_saves_it_and_says_how_to_go_on(prepared_da
     resumed = small_run(prepared_data, tmp_path)
     straight = small_run(prepared_data, tmp_path / "straight")
     assert digests(resumed.last) == digests(straight.last)
+
+
+def test_a_signal_while_the_last_checkpoint_is_written_is_followed(prepared_data, tmp_path, monkeypatch):
+    save = Run.save
+
+    def interrupted(run):
+        if run.step == run.steps:
+            os.kill(os.getpid(), signal.SIGINT)
+        return save(run)
+
+    monkeypatch.setattr(Run, "save", interrupted)
+    with pytest.raises(Interrupted, match="all 8 updates are made and saved; run the same command again"):
+        small_run(prepared_data, tmp_path)
+    monkeypatch.setattr(Run, "save", save)
+    assert small_run(prepared_data, tmp_path).steps == 8
 
 
 def test_a_second_interrupt_quits_at_once(prepared_data, tmp_path):

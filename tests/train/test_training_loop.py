@@ -9,8 +9,9 @@ from safetensors.torch import load_file
 from training_runs import LENGTH, small_run
 
 from modicum.checkpoint import load_checkpoint
+from modicum.model import training_flops_per_token
 from modicum.store import UserError
-from modicum.train import Intervals, read_metrics
+from modicum.train import Intervals, loop, read_metrics
 from modicum.train import run as run_module
 from modicum.train.loss import SupervisedLoss
 
@@ -234,3 +235,21 @@ def test_progress_is_told_after_each_update(prepared_data, tmp_path):
     small_run(prepared_data, tmp_path, steps=3, progress=lambda *event: told.append(event))
     assert [event[:2] for event in told] == [(1, 3), (2, 3), (3, 3)]
     assert all("loss" in text and "tokens/s" in text for _, _, text in told)
+
+
+def test_whether_compiling_pays_is_decided_by_the_arithmetic_that_a_plan_counts(prepared_data, tmp_path, monkeypatch):
+    asked = []
+    honest = loop.choose
+    monkeypatch.setattr(loop, "choose", lambda *given, **named: asked.append(named["flops"]) or honest(*given, **named))
+    small_run(prepared_data, tmp_path, steps=2, batch_size=6)
+    config = load_checkpoint(tmp_path / "checkpoints" / "last").config
+    assert asked == [2 * 6 * LENGTH * training_flops_per_token(config, LENGTH)]
+
+
+def test_a_device_whose_memory_runs_out_is_no_fault_of_ours(prepared_data, tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB.\nSee the documentation")
+
+    monkeypatch.setattr("modicum.train.run.make_update", full)
+    with pytest.raises(UserError, match=r"memory of the device ran out \(CUDA out of .* 9 GiB\.\); set a smaller"):
+        small_run(prepared_data, tmp_path)

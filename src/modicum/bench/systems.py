@@ -17,6 +17,7 @@ from modicum.model import ActivationCheckpointing, Decoder, ModelConfig
 from modicum.store import UserError
 from modicum.train import AttentionShape, OptimizerSettings, SupervisedLoss, Wishes, choose, make_update, prepared
 from modicum.train.allocator import keep_freed_memory
+from modicum.train.machine import has_fast_bfloat16
 from modicum.train.optimizer import Optimizer
 
 Dtype = Literal["bfloat16", "float32"]
@@ -24,6 +25,11 @@ Mode = Literal["eager", "compile"]
 PeerName = Literal["transformers", "litgpt"]
 
 _ALWAYS = 1e18  # so much arithmetic that compiling pays in any case
+
+
+def fast_dtype() -> Dtype:
+    """What modicum multiplies in on this CPU when it is left to it."""
+    return "bfloat16" if has_fast_bfloat16("cpu") else "float32"
 
 
 @dataclass(frozen=True)
@@ -77,12 +83,12 @@ class Ours:
 @dataclass(frozen=True)
 class Peer:
     """A peer's network of the same sizes in a plain training script: AdamW, which decays what the peer's own training
-    does, fp32 weights, autocast where the dtype is bfloat16. our_allocator: with the allocator settings that modicum
-    makes for itself."""
+    does, fp32 weights, autocast where the dtype is bfloat16. dtype: by default what modicum takes on this CPU.
+    our_allocator: with the allocator settings that modicum makes for itself."""
 
     name: PeerName = "transformers"
     mode: Mode = "compile"
-    dtype: Dtype = "bfloat16"
+    dtype: Dtype = field(default_factory=fast_dtype)
     our_allocator: bool = False
 
     @property

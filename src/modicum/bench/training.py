@@ -8,9 +8,8 @@ from typing import Any
 from modicum.bench.result import Bench, Row
 from modicum.bench.systems import Ours, Peer
 from modicum.bench.turns import Say, take_turns
-from modicum.model import ModelConfig, parameters_by_part
+from modicum.model import ModelConfig, parameters_by_part, training_flops_per_token
 from modicum.road.machine import describe_machine, usable_cores
-from modicum.road.sizes import training_flops_per_token
 from modicum.train.plan import silent
 
 _WORKER = "modicum.bench.training_worker"

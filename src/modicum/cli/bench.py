@@ -68,7 +68,8 @@ def train(
         list[PeerMode] | None, typer.Option(help="How the peer runs; may be given twice. Default: compile.")
     ] = None,
     peer_dtype: Annotated[
-        list[DtypeName] | None, typer.Option(help="What the peer multiplies in; may be given twice. Default: bfloat16.")
+        list[DtypeName] | None,
+        typer.Option(help="What the peer multiplies in; may be given twice. By default as ours."),
     ] = None,
     peer_allocator: Annotated[
         bool, typer.Option("--peer-allocator", help="Measure the peer with modicum's allocator settings too.")
@@ -87,6 +88,7 @@ def train(
     Each system runs in a process of its own, in turn, round after round; the table shows medians.
     """
     from modicum.bench import Ours, Peer, bench_training
+    from modicum.bench.systems import fast_dtype
     from modicum.cli.bench_table import bench_lines
     from modicum.cli.progress import TerminalListener
     from modicum.model import ModelConfig
@@ -101,7 +103,7 @@ def train(
     peers = [
         Peer(against.value, mode.value, dtype.value, allocator)
         for mode in peer_mode or [PeerMode.COMPILE]
-        for dtype in peer_dtype or [DtypeName.BFLOAT16]
+        for dtype in peer_dtype or [DtypeName(fast_dtype())]
         for allocator in ([False, True] if peer_allocator else [False])
         if against is not None
     ]

@@ -36,8 +36,9 @@ def decode(
         str, typer.Option(metavar="PEERS", help="transformers, llama.cpp, or both with a comma between.")
     ] = "",
     gguf: Annotated[
-        str, typer.Option(metavar="TYPES", help=f"llama.cpp's number types, of {', '.join(_TYPES)}.")
-    ] = "f32,q8_0",
+        str | None,
+        typer.Option(metavar="TYPES", help=f"llama.cpp's number types, of {', '.join(_TYPES)}. Default: f32,q8_0."),
+    ] = None,
     prompt: Annotated[int, typer.Option(help="Tokens of the prompt that is read.", min=1)] = 512,
     tokens: Annotated[int, typer.Option(help="Tokens of the answer.", min=1)] = 128,
     rounds: Rounds = 3,
@@ -49,9 +50,12 @@ def decode(
     """
     from modicum.bench.decoding import bench_decoding
     from modicum.cli.progress import TerminalListener
+    from modicum.store import UserError
 
     peers = _names("--against", against, _PEERS)
-    types = _names("--gguf", gguf, _TYPES)
+    if gguf is not None and "llama.cpp" not in peers:
+        raise UserError("--gguf: needs --against llama.cpp, whose number types it names")
+    types = _names("--gguf", gguf or "f32,q8_0", _TYPES)
     with TerminalListener() as listener:
         found = bench_decoding(
             checkpoint,

@@ -97,7 +97,7 @@ def _memory(plan: Plan) -> list[Row]:
     }
     rows = [(words, size(getattr(memory, name))) for name, words in names.items() if getattr(memory, name)]
     kind = "measured" if memory.measured else "estimated"
-    return [*rows, (f"together, {kind}", size(memory.total)), ("this machine has", size(plan.memory_limit))]
+    return [*rows, (f"together, {kind}", size(memory.total)), ("there is", size(plan.memory_limit))]
 
 
 def _disk(plan: Plan) -> list[Row]:

@@ -10,7 +10,7 @@ from modicum.doctor.finding import Finding, judged
 from modicum.road.machine import describe_machine, free_disk
 from modicum.road.words import size, three_figures
 from modicum.store import free_memory, memory_limit
-from modicum.train.allocator import keep_freed_memory
+from modicum.train.allocator import keep_freed_memory, set_by_user
 from modicum.train.compiler import compiler_fault
 from modicum.train.machine import Wishes, choose, has_fast_bfloat16
 
@@ -86,5 +86,10 @@ def disk_space(path: Path) -> Finding:
 def allocator() -> Finding:
     if keep_freed_memory():
         return Finding("allocator", "ok", "glibc keeps freed memory while training, which saves page faults")
-    reason = "set by your own MALLOC_ or GLIBC_ variables" if platform.system() == "Linux" else "not glibc"
-    return Finding("allocator", "told", f"left as it is: {reason}")
+    if set_by_user():
+        told = "left as it is: set by your own MALLOC_ or GLIBC_ variables"
+    elif platform.libc_ver()[0] == "glibc":
+        told = "this glibc refused to keep freed memory"
+    else:
+        told = "left as it is: not glibc"
+    return Finding("allocator", "told", told)

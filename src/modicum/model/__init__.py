@@ -8,7 +8,7 @@ from modicum.model.cache import KVCache
 from modicum.model.config import ModelConfig
 from modicum.model.decoder import Decoder
 from modicum.model.norm import RMSNorm
-from modicum.model.parameters import Parameters, parameters_by_part
+from modicum.model.parameters import Parameters, parameters_by_part, training_flops_per_token
 
 __all__ = [
     "ActivationCheckpointing",
@@ -19,4 +19,5 @@ __all__ = [
     "Parameters",
     "RMSNorm",
     "parameters_by_part",
+    "training_flops_per_token",
 ]

@@ -1,4 +1,4 @@
-"""How many trainable numbers a decoder has, by part."""
+"""How many trainable numbers a decoder has, by part, and the arithmetic of learning one token."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -37,3 +37,18 @@ def parameters_by_part(config: "ModelConfig") -> Parameters:
         norms=layers * (2 * hidden + config.qk_norm * 2 * config.head_dim) + hidden,
         head=0 if config.tie_word_embeddings else config.vocab_size * hidden,
     )
+
+
+def training_flops_per_token(config: "ModelConfig", sequence_length: int) -> int:
+    """Floating-point operations of forward and backward for one token in a window of `sequence_length`.
+
+    6 for each parameter that is multiplied with: the attention's and the MLP's matrices and the head (a tied head
+    counts, looking a token up in the embedding does not), plus 12 · layers · heads · head_dim · length for the scores
+    (Chowdhery et al. 2022, PaLM, appendix B), halved because a token attends to nothing later than itself and our
+    kernels skip the rest.
+    """
+    parts = parameters_by_part(config)
+    head = config.vocab_size * config.hidden_size
+    queries = config.num_attention_heads * config.head_dim
+    scores = 6 * config.num_hidden_layers * queries * sequence_length
+    return 6 * (parts.attention + parts.mlp + head) + scores

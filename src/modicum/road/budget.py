@@ -3,14 +3,13 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import floor
+from math import floor, isfinite
 from typing import get_args
 
-from modicum.model import ActivationCheckpointing, ModelConfig
+from modicum.model import ActivationCheckpointing, ModelConfig, training_flops_per_token
 from modicum.recipe import ModelSettings
 from modicum.recipe.presets import PRESETS
 from modicum.road.memory import Memory, activation_bytes, expected_memory
-from modicum.road.sizes import training_flops_per_token
 from modicum.road.timing import StagePlan
 from modicum.road.trial import Trial
 from modicum.road.words import duration, size
@@ -32,9 +31,11 @@ class Budget:
 
 
 def budget_of(memory: str | None, hours: float | None) -> Budget | None:
-    """The budget as a user writes it; None where neither is given."""
+    """The budget as a user writes it; None where neither is given. Raises UserError for what is no amount."""
     if memory is None and hours is None:
         return None
+    if hours is not None and not isfinite(hours):
+        raise UserError(f"--hours {hours}: expected a number of hours")
     return Budget(None if memory is None else read_bytes(memory), None if hours is None else hours * 3600)
 
 

@@ -59,14 +59,14 @@ class Elsewhere:
         return "does not fit: smaller micro-batches, activation checkpointing, or more chips"
 
 
-def elsewhere(chip_name: str, gpus: int, *, flops: float, memory: Memory, rows: int) -> Elsewhere:
-    """flops: of all training. memory: here, of the stage that needs most, with micro-batches of `rows` rows, of which a
-    chip has at least one. Raises UserError for an unknown chip."""
+def elsewhere(chip_name: str, gpus: int, *, flops: float, memory: Memory, rows: int, batch_size: int) -> Elsewhere:
+    """flops: of all training. memory: here, of the stage that needs most, with micro-batches of `rows` rows; a chip's
+    have as many, but no more than its share of the batch. Raises UserError for an unknown chip."""
     chip = CHIPS.get(chip_name.lower())
     if chip is None:
         raise UserError(f"--chip {chip_name}: not known; known are {', '.join(CHIPS)}")
     state, working = memory.weights + memory.gradients + memory.optimizer, memory.activations + memory.logits
-    here = working * -(-rows // gpus) // rows
+    here = working * min(rows, -(-batch_size // gpus)) // rows
     return Elsewhere(
         chip,
         gpus,

@@ -1,9 +1,11 @@
 """Bytes of disk that a run takes, by part, with the retention of checkpoints that its recipe sets."""
 
 from dataclasses import dataclass
+from operator import mul
 
+from modicum.model import ModelConfig
 from modicum.recipe import Recipe, TrainSettings
-from modicum.road.sizes import CHECKPOINT_BYTES_PER_PARAMETER
+from modicum.road.sizes import checkpoint_bytes
 
 _PACKED = 0.35  # bytes of a .jsonl.zst in a byte of its text; the shipped corpus has 0.31
 
@@ -21,15 +23,17 @@ class Disk:
         return self.corpus + self.shards + self.checkpoints
 
 
-def disk_of(recipe: Recipe, *, parameters: int, text_bytes: int, tokens: int, vocab_size: int, sft_steps: int) -> Disk:
+def disk_of(recipe: Recipe, config: ModelConfig, *, text_bytes: int, tokens: int, sft_steps: int) -> Disk:
     """What this recipe's run will hold; the corpus twice, since it is written once more while it is sorted out."""
-    kept = checkpoints_kept(recipe.pretrain, recipe.pretrain.steps)
+    stages: list[tuple[TrainSettings, int]] = [(recipe.pretrain, recipe.pretrain.steps)]
     if recipe.sft is not None:
-        kept += checkpoints_kept(recipe.sft, sft_steps)
+        stages.append((recipe.sft, sft_steps))
+    sizes = [checkpoint_bytes(config, settings.optimizer) for settings, _ in stages]
+    kept = [checkpoints_kept(settings, steps) for settings, steps in stages]
     return Disk(
         corpus=round(2 * _PACKED * text_bytes),
-        shards=tokens * (2 if vocab_size <= 65_536 else 4),
-        checkpoints=(kept + 1) * parameters * CHECKPOINT_BYTES_PER_PARAMETER,
+        shards=tokens * (2 if config.vocab_size <= 65_536 else 4),
+        checkpoints=sum(map(mul, kept, sizes)) + max(sizes),
     )
 
 

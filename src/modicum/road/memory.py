@@ -74,7 +74,7 @@ def activation_bytes(config: ModelConfig, work: TrainingWork) -> float:
     attention and the feed-forward give, in bf16 or fp32; and half a row of attention weights for each head, with its
     softmax in fp32, but on a CUDA device, whose attention keeps none.
     """
-    number = 4 if work.wishes.dtype == "float32" else 2
+    number = work.number_bytes
     hidden, inner = config.hidden_size, config.intermediate_size
     queries = config.num_attention_heads * config.head_dim
     keys = config.num_key_value_heads * config.head_dim

@@ -11,7 +11,7 @@ from modicum.recipe import Recipe
 from modicum.road.budget import Budget, changes_for, smaller_presets
 from modicum.road.chips import Elsewhere, elsewhere
 from modicum.road.disk import Disk, disk_of
-from modicum.road.fits import free_device_memory, least_memory, refuse_disk, refuse_memory
+from modicum.road.fits import device_memory, free_device_memory, least_memory, refuse_disk, refuse_memory
 from modicum.road.machine import (
     busy_cores,
     bytes_below,
@@ -36,10 +36,10 @@ _IDLE_LOAD = 0.75  # a core; above it a trial shares the machine with others
 class Plan:
     """Everything `modicum plan` says: bytes, seconds, tokens; None where it was not measured or is not known.
 
-    tokens: that pretraining reads. flops: of all training. memory: of the stage that needs most, on one rank. how:
-    device, dtype and threads of the trial. notes: what the reader should know, a sentence each. changes: what would
-    have to change to keep within the budget that was asked for; None where none was. elsewhere: on other chips,
-    computed.
+    tokens: that pretraining reads. flops: of all training. memory: of the stage that needs most, on one rank, and
+    memory_limit: what there is of it on that stage's device. how: device, dtype and threads of the trial. notes: what
+    the reader should know, a sentence each. changes: what would have to change to keep within the budget that was asked
+    for; None where none was. elsewhere: on other chips, computed.
     """
 
     name: str
@@ -111,10 +111,9 @@ def plan(
     works = training_works(recipe, config, text, ranks=ranks)
     disk = disk_of(
         recipe,
-        parameters=config.parameter_count(),
+        config,
         text_bytes=text.bytes or 0,
         tokens=text.tokens or 0,
-        vocab_size=config.vocab_size,
         sft_steps=works[-1].steps if works[-1].stage == "sft" else 0,
     )
     # what the run has written already is part of what it needs
@@ -132,6 +131,7 @@ def plan(
     for work, memory in zip(trained, memories, strict=False):
         refuse_memory(memory, work)
     largest = max(memories, key=lambda memory: memory.total)
+    fullest = next(work for work in works if work.stage == largest.stage)
     stages = stage_plans(recipe, config, text, works, trials)
     flops = sum(work.flops for work in works)
     return Plan(
@@ -145,7 +145,7 @@ def plan(
         stages=stages,
         memory=largest,
         disk=disk,
-        memory_limit=memory_limit(),
+        memory_limit=device_memory(fullest) or memory_limit(),
         free_disk=free_disk(recipe.run_folder),
         how=_how(trials.get("pretrain")),
         notes=(
@@ -157,17 +157,13 @@ def plan(
         else changes_for(budget, config, works, trials, stages, smaller=_to_name(recipe, config)),
         elsewhere=None
         if chip is None
-        else elsewhere(chip, gpus, flops=flops, memory=largest, rows=_rows_of(largest, works)),
+        else elsewhere(chip, gpus, flops=flops, memory=largest, rows=fullest.rows, batch_size=fullest.batch_size),
     )
 
 
 def _to_name(recipe: Recipe, config: ModelConfig) -> dict[str, ModelConfig]:
     """The smaller models that this recipe could have: none where a checkpoint says what it is."""
     return {} if recipe.model.checkpoint is not None else smaller_presets(config)
-
-
-def _rows_of(memory: Memory, works: list[TrainingWork]) -> int:
-    return next(work.rows for work in works if work.stage == memory.stage)
 
 
 def _shared_trial(

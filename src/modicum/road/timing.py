@@ -6,7 +6,7 @@ from modicum.corpus import read_choices
 from modicum.model import ModelConfig
 from modicum.recipe import Recipe
 from modicum.road.memory import expected_memory
-from modicum.road.sizes import CHECKPOINT_BYTES_PER_PARAMETER
+from modicum.road.sizes import checkpoint_bytes
 from modicum.road.text import Text
 from modicum.road.trial import Trial
 from modicum.road.works import TrainingWork
@@ -54,9 +54,11 @@ def training_plan(config: ModelConfig, work: TrainingWork, trial: Trial | None) 
     """Updates, looks at held-out text, saves, and once what the first update takes longer than the others."""
     seconds = speed = None
     if trial is not None:
-        update = trial.update_seconds * work.share / trial.rows
+        # gradients grow with the rows; the optimizer's step is made once, whatever the micro-batches
+        gradients = max(0.0, trial.update_seconds - trial.step_seconds)
+        update = gradients * work.share / trial.rows + trial.step_seconds / (work.ranks if work.sharded else 1)
         heldout = work.heldout_tokens / work.ranks / (trial.rows * trial.length) * trial.forward_seconds
-        saves = work.saves * config.parameter_count() * CHECKPOINT_BYTES_PER_PARAMETER / _SAVE_BYTES_A_SECOND
+        saves = work.saves * checkpoint_bytes(config, work.optimizer) / _SAVE_BYTES_A_SECOND
         compiling = max(0.0, trial.first_seconds - trial.update_seconds)
         seconds = work.steps * update + heldout + saves + compiling
         speed = work.batch_size * work.length / update
@@ -82,7 +84,7 @@ def evaluate_seconds(recipe: Recipe, text: Text, trial: Trial) -> float:
     decoded = 0
     if tuned and text.talk is not None and recipe.sft is not None:
         share = recipe.sft.heldout_fraction
-        scored += 3 * round(text.talk.tokens * share / (1 - share))
+        scored += 3 * min(settings.heldout_tokens, round(text.talk.tokens * share / (1 - share)))
         conversations = round(text.talk.conversations * share / (1 - share))
         batches = -(-min(settings.prompts, conversations) // _EVALUATE_BATCH)
         decoded = batches * settings.max_new_tokens

@@ -33,9 +33,10 @@ class Trial:
     """What was measured with `rows` rows of `length` tokens.
 
     choices: as in a checkpoint's training state. program_bytes: resident before there was a model. first_seconds: the
-    first update, which compiles; update_seconds: the fastest of the others; forward_seconds: the held-out loss of the
-    same rows; score_seconds: the evaluation's fp32 pass, a token; decode_seconds: one token for each of 16 rows; both
-    on the CPU, whatever trains. device_bytes: peak on a CUDA device, else 0.
+    first update, which compiles; update_seconds: the fastest of the others, of which step_seconds are the optimizer's
+    step; forward_seconds: the held-out loss of the same rows; score_seconds: the evaluation's fp32 pass, a token;
+    decode_seconds: one token for each of 16 rows; both on the CPU, whatever trains. device_bytes: peak on a CUDA
+    device, else 0.
     """
 
     rows: int
@@ -46,6 +47,7 @@ class Trial:
     device_bytes: int
     first_seconds: float
     update_seconds: float
+    step_seconds: float
     forward_seconds: float
     score_seconds: float
     decode_seconds: float
@@ -102,6 +104,9 @@ def measure(config: ModelConfig, *, rows: int, length: int, wishes: Wishes, opti
         updates = [_seconds(update)]
         while len(updates) < _UPDATES and sum(updates) < _SECONDS:
             updates.append(_seconds(update))
+        loss(batch).backward()
+        step = _fastest(moved.step)
+        moved.zero_grad()
         forward = _fastest(lambda: loss.mean([batch]))
         loss.close()
         peak = peak_memory_bytes()
@@ -116,6 +121,7 @@ def measure(config: ModelConfig, *, rows: int, length: int, wishes: Wishes, opti
             device_bytes=device_peak,
             first_seconds=first,
             update_seconds=min(updates),
+            step_seconds=step,
             forward_seconds=forward,
             score_seconds=_score_seconds(model, batch),
             decode_seconds=_decode_seconds(model),

@@ -5,13 +5,12 @@ from math import ceil
 
 import torch
 
-from modicum.model import ModelConfig
+from modicum.model import ModelConfig, training_flops_per_token
 from modicum.recipe import Recipe, TrainSettings
 from modicum.road.disk import saved_steps
-from modicum.road.sizes import training_flops_per_token
 from modicum.road.text import Text
 from modicum.train import Wishes
-from modicum.train.machine import COMPILE_PAYS_FLOPS
+from modicum.train.machine import COMPILE_PAYS_FLOPS, has_fast_bfloat16
 from modicum.train.optimizer import Kind
 
 
@@ -55,6 +54,12 @@ class TrainingWork:
         return self.wishes.device in ("auto", "cuda") and torch.cuda.is_available()
 
     @property
+    def number_bytes(self) -> int:
+        """Of a number in its matrix products."""
+        fast = has_fast_bfloat16("cuda" if self.on_cuda else "cpu")
+        return 2 if self.wishes.dtype == "bfloat16" or (self.wishes.dtype == "auto" and fast) else 4
+
+    @property
     def compiles(self) -> bool:
         """Whether the trainer will find that compiling pays, where it is left to it."""
         return self.flops >= COMPILE_PAYS_FLOPS
@@ -69,7 +74,7 @@ def training_works(recipe: Recipe, config: ModelConfig, text: Text, *, ranks: in
     if recipe.sft is not None and text.talk is not None:
         steps = ceil(recipe.sft.epochs * text.talk.rows / recipe.sft.batch_size)
         share = recipe.sft.heldout_fraction
-        heldout = round(text.talk.tokens * share / (1 - share))
+        heldout = min(recipe.sft.evaluate_tokens, round(text.talk.tokens * share / (1 - share)))
         works.append(_work("sft", recipe.sft, steps, heldout, config, ranks))
     return works
 

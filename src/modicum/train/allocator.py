@@ -10,7 +10,7 @@ import os
 import platform
 
 # <malloc.h>: parameter numbers of mallopt
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4
 _LARGEST = 2**31 - 1
 
 
@@ -21,7 +21,14 @@ def keep_freed_memory() -> bool:
     """
     if platform.system() != "Linux" or platform.libc_ver()[0] != "glibc":
         return False
-    if any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
+    if set_by_user():
         return False
     mallopt = ctypes.CDLL(None).mallopt
-    return bool(mallopt(_M_MMAP_THRESHOLD, _LARGEST)) and bool(mallopt(_M_TRIM_THRESHOLD, _LARGEST))
+    # some versions know no such high threshold, and can only be told to map no block by itself
+    together = bool(mallopt(_M_MMAP_THRESHOLD, _LARGEST)) or bool(mallopt(_M_MMAP_MAX, 0))
+    return bool(mallopt(_M_TRIM_THRESHOLD, _LARGEST)) and together
+
+
+def set_by_user() -> bool:
+    """Whether the environment holds the allocator's own variables."""
+    return any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from modicum.checkpoint import Checkpoint, load_checkpoint, newest
-from modicum.model import Decoder
+from modicum.model import Decoder, training_flops_per_token
 from modicum.store import UserError, remove_leftovers
 from modicum.tokenizer import Tokenizer
 from modicum.train.allocator import keep_freed_memory
@@ -58,8 +58,9 @@ def train(
     ranks: the processes that train together, all of which call this with equal arguments but for their share of the
     batches. The first one writes and speaks. Their number may change from one part of a run to the next.
 
-    Raises UserError for a changed identity, fewer steps than were made, too little data, and a loss or gradient that is
-    not finite (weights on disk are from before it); Interrupted after SIGINT or SIGTERM, when all is saved.
+    Raises UserError for a changed identity, fewer steps than were made, too little data, a device whose memory runs
+    out, and a loss or gradient that is not finite (weights on disk are from before it); Interrupted after SIGINT or
+    SIGTERM, when all is saved.
     """
     checkpoints = out / "checkpoints"
     if not ranks.is_first:
@@ -74,7 +75,7 @@ def train(
         tokens = rows * length * steps * ranks.world_size
         choices = choose(
             wishes,
-            flops=0.0 if before else 6.0 * model.config.parameter_count() * tokens,
+            flops=0.0 if before else float(tokens) * training_flops_per_token(model.config, length),
             earlier=before["choices"] if before else None,
             say=say,
             ranks=ranks,
@@ -90,9 +91,9 @@ def train(
         model.load_state_dict(checkpoint.weights)
     if choices.device == "cpu":
         keep_freed_memory()
-    model.to(choices.device)
     metrics_path = out / "metrics.jsonl" if ranks.is_first else None
     try:
+        model.to(choices.device)
         with (
             prepared(choices),
             StopRequest(say) as stop,
@@ -127,6 +128,12 @@ def train(
                 return run.go(stop)
             finally:
                 run.loss.close()
+    except torch.OutOfMemoryError as error:
+        raise UserError(
+            f"the memory of the device ran out ({str(error).splitlines()[0]}); set a smaller micro_batch_size, or "
+            "activation_checkpointing: full, and run the same command again: it goes on from its newest checkpoint, "
+            "where there is one"
+        ) from error
     finally:
         batches.close()
 

@@ -140,7 +140,8 @@ def prepared(choices: Choices) -> Iterator[None]:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     try:
         torch.set_num_threads(choices.threads)
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        # On CUDA a warning would leave attention with the algorithms that add in another order each time.
+        torch.use_deterministic_algorithms(True, warn_only=choices.device != "cuda")
         memory.fill_uninitialized_memory = False  # costs a pass over each block and hides no fault of ours
         yield
     finally:

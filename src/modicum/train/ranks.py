@@ -22,6 +22,10 @@ from modicum.train.stop import Interrupted
 
 T = TypeVar("T")
 
+# How gloo and nccl say that a process at the other end is no more. Their other errors (a timeout, a full /dev/shm, a
+# fault on the device) are faults to look at, not ranks to wait for.
+_LOST = ("closed by peer", "reset by peer", "broken pipe", "remote process exited")
+
 # The others wait while the first rank reads a corpus; that one of them has died shows by its closed connection.
 _PATIENCE = timedelta(days=30)
 
@@ -136,7 +140,7 @@ def joined() -> Iterator[Ranks]:
             raise
         raise Interrupted(
             "another rank has ended; the run goes on from its newest checkpoint when it is started again, as "
-            "`torchrun --max-restarts` does by itself"
+            f"`torchrun --max-restarts` does by itself ({str(error).splitlines()[0]})"
         ) from error
     ranks.group = control = None
     gc.collect()  # engines hold the connections too, in circles
@@ -155,5 +159,5 @@ def check_device(ranks: Ranks, device: str) -> None:
 
 
 def _is_lost_connection(error: RuntimeError) -> bool:
-    # gloo's errors have no class of their own, but tell where in its source they were raised
-    return isinstance(error, dist.DistError) or "/gloo/" in str(error)
+    words = str(error).lower()
+    return isinstance(error, dist.DistNetworkError) or any(lost in words for lost in _LOST)

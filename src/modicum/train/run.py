@@ -97,6 +97,9 @@ class Run:
                 if stopping:
                     where = f"after update {self.step} of {self.steps}, which is saved in {last}"
                     self.ranks.refuse(Interrupted(f"{where}; run the same command again to go on"))
+        if self.ranks.any(stop.wanted):  # asked for while the last checkpoint was written
+            made = f"all {self.steps} updates are made and saved"
+            self.ranks.refuse(Interrupted(f"{made}; run the same command again to go on with what follows"))
         self.model.eval()
         return self._result()
 

@@ -44,6 +44,7 @@ def gather(run: RunDirectory, recipe: Recipe, *, code_version: str) -> dict[str,
         "heldout": heldout,
         "choices": choices,
         "answers": results.get("answers"),
+        "not_measured": results.get("not_measured", {}),
         "samples": results.get("samples", []),
         "corpus": _json(run.path / "corpus" / "text" / "report.json"),
         "plan": _json(run.path / "plan.json"),
@@ -68,7 +69,8 @@ def training_figures(run: RunDirectory, stage: str) -> dict[str, Any] | None:
         "tokens": state["tokens"],
         "seconds": state["seconds"],
         "tokens_per_second": median(record["tokens_per_second"] for record in steady),
-        "peak_memory_bytes": max(record["peak_memory_mb"] for record in train) * 10**6,
+        # of the device, where that has memory of its own, as in the plan
+        "peak_memory_bytes": max(r.get("device_memory_mb", r["peak_memory_mb"]) for r in train) * 10**6,
         "best_heldout_loss": min((record["loss"] for record in heldout), default=None),
         "spikes": sum(record["kind"] == "spike" for record in records),
         "chosen": state["choices"],
@@ -94,7 +96,9 @@ def measured(run: RunDirectory, training: Mapping[str, Any]) -> dict[str, dict[s
     memory = {stage: float(training[stage]["peak_memory_bytes"]) for stage in done if stage in training}
     if seconds:
         seconds["whole run"] = sum(seconds.values())
-        memory["whole run"] = float(max(manifest.peak_memory_mb for manifest in done.values()) * 10**6)
+        on_device = any(figures["chosen"]["device"] == "cuda" for figures in training.values())
+        whole = max(manifest.peak_memory_mb for manifest in done.values()) * 10**6
+        memory["whole run"] = max(memory.values()) if on_device else float(whole)
     return {"seconds": seconds, "peak_memory_bytes": memory}
 
 
