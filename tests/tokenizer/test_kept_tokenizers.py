@@ -148,8 +148,76 @@ def test_our_own_tokenizer_is_the_same_when_it_is_kept(tokenizer, folder):
     assert kept.hash == tokenizer.hash == load_tokenizer(folder).hash
     assert kept.bos_id == kept.eot_id == tokenizer.eot_id
     assert (kept.pad_id, kept.end_of_turn_id) == (1, 3)
-    own = load_tokenizer(folder, template="{{ messages[0].content }}", missing="keep")
-    assert own.end_of_turn_id == 3  # ours has a token for it whatever the template
+
+
+def test_the_end_of_a_turn_is_what_the_template_writes_there(tokenizer, folder):
+    turn = "{% for m in messages %}{{ m.role + ':\n' + m.content + 'END' }}{% endfor %}"
+    turn += "{% if add_generation_prompt %}{{ 'assistant:\n' }}{% endif %}"
+    for end in ("<|im_end|>", "<|endoftext|>", "<|reserved_3|>"):
+        own = load_tokenizer(folder, template=turn.replace("END", end), missing="keep")
+        assert own.end_of_turn_id == own.encode_with_control(end)[0]
+    assert load_tokenizer(folder, template=turn.replace("END", "."), missing="keep").end_of_turn_id == own.eot_id
+    wants_more = "{% if messages[0].role != 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    assert load_tokenizer(folder, template=wants_more, missing="keep").end_of_turn_id == tokenizer.end_of_turn_id
+
+
+def test_a_foreign_tokenizer_that_is_extended_ends_its_turns_as_its_own_template_does(texts, tmp_path):
+    byte_level(texts, LLAMA3).save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": LLAMA3[0], "eos_token": LLAMA3[1]}))
+    (tmp_path / "chat_template.jinja").write_text(LLAMA3_TEMPLATE.replace("{{ bos_token }}", LLAMA3[0]))
+    extended = load_tokenizer(tmp_path, missing="extend")
+    assert extended.end_of_turn_id == extended.encode_with_control("<|eot_id|>")[0]
+
+
+def test_what_a_file_does_not_flag_as_special_is_text_of_an_answer(texts, tmp_path):
+    unflagged = ["<think>", "</think>", "<|im_start|>"]
+    special = ["<|endoftext|>", "<|im_end|>", "<|fim|>"]
+    backend = json.loads(byte_level(texts, [*special, *unflagged, "<tool_call>"]).to_str())
+    for entry in backend["added_tokens"]:
+        entry["special"] = entry["content"] not in unflagged
+    backend = tokenizers.Tokenizer.from_str(json.dumps(backend))
+    tokenizer = load_tokenizer(write(tmp_path, backend, {"eos_token": "<|im_end|>"}), missing="keep")
+    spoken = {tokenizer.id_bytes(token).decode() for token in tokenizer.spoken_ids}
+    assert spoken == {"<think>", "</think>", "<tool_call>"}
+    peer = AutoTokenizer.from_pretrained(tmp_path)
+    thought = tokenizer.encode_with_control("<think>so</think>yes<|im_end|>")
+    assert peer.decode(thought, skip_special_tokens=True) == "<think>so</think>yes"
+    assert tokenizer.encode("<think>") != thought[:1], "text from outside never becomes one"
+
+
+THINKING = (
+    "{% for m in messages %}{% set said = m.content %}{% if m.role == 'assistant' and '</think>' in said %}"
+    "{% set said = said.split('</think>')[-1].lstrip('\n') %}{% endif %}"
+    "{{ '<|im_start|>' + m.role + '\n' + said + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>\n' }}{% endif %}"
+)
+# as Qwen3's: thoughts may come in a field of their own, and those of the last answer are written
+WRITING = THINKING.replace(
+    "'\n' + said",
+    "'\n' + ('<think>\n' + m.reasoning_content + '\n</think>\n\n' if m.reasoning_content and loop.last else '') + said",
+)
+
+
+@pytest.mark.parametrize("template", [THINKING, WRITING])
+def test_thoughts_of_past_answers_are_cut_off_by_the_template_as_in_transformers(texts, tmp_path, template):
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"]
+    backend = json.loads(byte_level(texts, special).to_str())
+    for entry in backend["added_tokens"]:
+        entry["special"] = "think" not in entry["content"]
+    backend = tokenizers.Tokenizer.from_str(json.dumps(backend))
+    tokenizer = load_tokenizer(write(tmp_path, backend, {"eos_token": "<|im_end|>"}, template), missing="keep")
+    peer, end = AutoTokenizer.from_pretrained(tmp_path), tokenizer.encode_with_control("</think>")[0]
+    question = {"role": "user", "content": "Say </think> twice"}
+    for thought in ("\nso it is\n</think>\n\n", "<think>\nso </think> it is\n</think>\n\n", "<think>cut off", ""):
+        messages = [question, {"role": "assistant", "content": f"{thought}Yes"}, {"role": "user", "content": "Why?"}]
+        rendered = tokenizer.render(messages, add_generation_prompt=True, masked=False)
+        assert rendered.text == peer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        assert end not in rendered.ids, "a user's is text"
+    if template == WRITING:
+        answer = {"role": "assistant", "content": "<think>\nso\n</think>\n\nYes"}
+        last = tokenizer.render([question, answer], masked=False)
+        assert last.text.endswith("assistant\n<think>\nso\n</think>\n\nYes<|im_end|>\n")
+        assert last.ids.count(end) == 1, "the template's own is meant"
 
 
 def test_a_size_with_gaps_is_kept_and_an_empty_id_is_nothing(texts, tmp_path):

@@ -74,21 +74,22 @@ def test_saving_twice_gives_the_same_bytes(tokenizer, folder, tmp_path):
         assert (tmp_path / "new" / "folder" / name).read_bytes() == (folder / name).read_bytes()
 
 
-def test_the_hash_changes_with_a_merge_with_a_special_token_and_with_the_template(tokenizer, folder):
+def test_the_hash_changes_with_a_merge_and_a_special_token_and_not_with_the_template(tokenizer, folder):
     definition = json.loads((folder / "tokenizer.json").read_text("utf-8"))
     hashes = {tokenizer.hash, Tokenizer(definition, "{{ messages }}").hash}
+    assert len(hashes) == 1
     definition["model"]["merges"][-2:] = definition["model"]["merges"][:-3:-1]
     hashes.add(Tokenizer(definition, tokenizer.chat_template).hash)
     definition["added_tokens"][5]["special"] = False
     hashes.add(Tokenizer(definition, tokenizer.chat_template).hash)
-    assert len(hashes) == 4
+    assert len(hashes) == 3
 
 
 def test_the_hash_is_a_known_one_for_a_known_tokenizer(folder):
     """It ties shards and checkpoints to a tokenizer, so it must not move with a release of ours or of a library."""
     tokenizer = load_tokenizer(folder, template="{{ messages }}")
     definition = json.loads((folder / "tokenizer.json").read_text("utf-8"))
-    plain = json.dumps({"template": "{{ messages }}", "tokenizer": definition}, sort_keys=True, separators=(",", ":"))
+    plain = json.dumps({"tokenizer": definition}, sort_keys=True, separators=(",", ":"))
     assert tokenizer.hash == hashlib.sha256(plain.encode("ascii")).hexdigest()
 
 

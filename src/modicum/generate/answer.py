@@ -15,7 +15,8 @@ Alternatives = list[tuple[int, float]]
 @dataclass(frozen=True)
 class Completion:
     """One answer. `ids` are all tokens that were sampled, the one that ended it included, `logprobs` (nats, finite)
-    theirs under the model's own distribution. `text` has no stop id, no stop string, and no control token.
+    theirs under the model's own distribution. `text` has no stop id, no stop string, and of
+    control tokens only those that are text of an answer (`Tokenizer.spoken_ids`).
 
     finish_reason: "stop" when a stop id, a stop string or its grammar ended it, "length" when a limit or the context
     did, "cancelled" when nobody wanted it any more.

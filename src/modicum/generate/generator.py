@@ -15,7 +15,6 @@ from modicum.generate.passes import Runtime
 from modicum.model import Decoder
 from modicum.store import UserError
 from modicum.tokenizer import Tokenizer
-from modicum.tokenizer.special import TOOL_MARKERS
 
 
 class Generator:
@@ -23,7 +22,8 @@ class Generator:
 
     stop_ids: ids that end every answer; those of a checkpoint, or `[tokenizer.eot_id]` for a base model.
     context: how many tokens prompt and answer may have together, by default as many as the model has positions.
-    Padding, reserved tokens, the start of a turn, and rows of the embedding without a token are never sampled.
+    Control tokens are never sampled, but for those that end an answer or are text of it (`Tokenizer.spoken_ids`), and
+    neither are rows of the embedding without a token.
     Raises UserError when the tokenizer has more ids than the model.
     """
 
@@ -40,9 +40,8 @@ class Generator:
         self.model = model
         self.tokenizer = tokenizer
         self.stop_ids = frozenset(stop_ids)
-        spoken = {i for i in tokenizer.special_ids if tokenizer.id_bytes(i).decode() in TOOL_MARKERS}
-        self._silent = frozenset(tokenizer.special_ids - spoken)
-        wanted = {tokenizer.eot_id, tokenizer.end_of_turn_id, *spoken, *stop_ids}
+        self._silent = frozenset(tokenizer.special_ids - tokenizer.spoken_ids)
+        wanted = {tokenizer.eot_id, tokenizer.end_of_turn_id, *tokenizer.spoken_ids, *stop_ids}
         empty = (i for i in range(tokenizer.vocab_size) if not tokenizer.id_bytes(i))
         never = (tokenizer.special_ids - wanted).union(empty, range(tokenizer.vocab_size, rows))
         self.never = torch.tensor(sorted(never), dtype=torch.int64)

@@ -17,7 +17,6 @@ from modicum.serve.limits import Limits
 from modicum.serve.prompts import Prompt
 from modicum.serve.requests import Sampling
 from modicum.serve.tools import writes_tools
-from modicum.tokenizer.special import TOOL_MARKERS
 
 T = TypeVar("T")
 
@@ -39,8 +38,7 @@ class Served:
         rows = self.generator.model.config.vocab_size
         self.grammars = Grammars(self.generator.tokenizer, rows, self.generator.stop_ids, self.limits)
         tokenizer = self.generator.tokenizer
-        markers = {i for i in tokenizer.special_ids if tokenizer.id_bytes(i).decode() in TOOL_MARKERS}
-        self.silent = frozenset(tokenizer.special_ids - markers) | self.generator.stop_ids
+        self.silent = frozenset(tokenizer.special_ids - tokenizer.spoken_ids) | self.generator.stop_ids
         self.tools = self.grammars.knows_tool_markers and writes_tools(self.generator.tokenizer)
 
     def submit(

@@ -14,7 +14,7 @@ from typing import Any
 from modicum.store import UserError
 from modicum.tokenizer.conversation import Conversation, Region
 from modicum.tokenizer.literals import Found, Literals
-from modicum.tokenizer.special import TOOL_MARKERS
+from modicum.tokenizer.special import THOUGHT_END, TOOL_MARKERS
 from modicum.tokenizer.template import RenderedText, Template
 
 
@@ -73,7 +73,9 @@ class Renderer:
                 "this tokenizer has no chat template, so conversations cannot be written; name one (chat.template: in "
                 "a recipe) or put a chat_template.jinja beside its tokenizer.json"
             )
-        conversation = Conversation(messages, tools, self._literals, avoid=template.source)
+        # A template that cuts thoughts off past answers could not while the name of their mark is hidden from it.
+        thoughts = THOUGHT_END in self._ids and THOUGHT_END in template.source
+        conversation = Conversation(messages, tools, self._literals, thoughts=thoughts, avoid=template.source)
         now = time.time()  # once: a clock that a template reads must not move between a prompt and its example
 
         def write(count: int, prompt: bool, hidden: bool = True) -> RenderedText:

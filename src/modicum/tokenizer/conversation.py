@@ -10,6 +10,7 @@ from typing import Any
 
 from modicum.store import UserError
 from modicum.tokenizer.literals import Literals
+from modicum.tokenizer.special import THOUGHT, THOUGHT_END
 
 ROLES = ("system", "user", "assistant", "tool")
 LARGEST_INTEGER_BITS = 1024
@@ -22,16 +23,27 @@ class Conversation:
     """Messages and tools, as they are and with names hidden.
 
     messages, tools: hidden. plain_messages, plain_tools: as they are. holds_names: whether a whole name stands in them.
-    hides: whether anything is hidden at all. avoid: a text whose characters stand for nothing.
+    hides: whether anything is hidden at all. thoughts: whether an answer's, which stand before `</think>` in its
+    content, are set apart as reasoning_content. avoid: a text whose characters stand for nothing.
     Raises UserError naming the message for what is no conversation: an unknown role, content that is not a string,
     data that is not JSON, a lone surrogate.
     """
 
-    def __init__(self, messages: Sequence[Mapping[str, Any]], tools: Any, literals: Literals, avoid: str = "") -> None:
+    def __init__(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Any,
+        literals: Literals,
+        *,
+        thoughts: bool = False,
+        avoid: str = "",
+    ) -> None:
         if isinstance(messages, str | Mapping) or not messages:
             raise UserError("a conversation needs at least one message: [{'role': 'user', 'content': '...'}]")
         try:
             self.plain_messages = [_plain_message(message, f"message {n}") for n, message in enumerate(messages, 1)]
+            if thoughts:
+                self.plain_messages = [_thoughts_apart(message) for message in self.plain_messages]
             self.plain_tools = _plain_tools(tools)
             strings = list(_strings([self.plain_messages, self.plain_tools]))
             self._literals = literals
@@ -123,6 +135,15 @@ def _plain_message(message: Any, where: str) -> dict[str, Any]:
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
         raise UserError(f"{where}: tool_calls must be a list of objects")
     return plain
+
+
+def _thoughts_apart(message: dict[str, Any]) -> dict[str, Any]:
+    """An answer with its thoughts in reasoning_content, where templates that know them look before they cut content."""
+    before, end, answer = message.get("content", "").rpartition(THOUGHT_END)
+    if message["role"] != "assistant" or not end:
+        return message
+    thoughts = before.rpartition(THOUGHT)[2].strip("\n")
+    return {"reasoning_content": thoughts, **message, "content": answer.strip()}
 
 
 def _plain_tools(tools: Any) -> list[dict[str, Any]] | None:

@@ -9,6 +9,7 @@ EOT = "<|endoftext|>"
 PAD = "<|pad|>"
 IM_START = "<|im_start|>"
 IM_END = "<|im_end|>"
+THOUGHT, THOUGHT_END = "<think>", "</think>"
 TOOL_MARKERS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 
 NEEDED_TOKENS = (EOT, PAD, IM_START, IM_END, *TOOL_MARKERS)

@@ -10,7 +10,7 @@ from modicum.tokenizer.chat import Rendered, Renderer
 from modicum.tokenizer.definition import json_text
 from modicum.tokenizer.encoder import PlainEncoder
 from modicum.tokenizer.roles import OWN_ROLES, Roles, post_processor_of
-from modicum.tokenizer.special import IM_END, NEEDED_TOKENS
+from modicum.tokenizer.special import IM_END, NEEDED_TOKENS, TOOL_MARKERS
 from modicum.tokenizer.template import Template
 from modicum.tokenizer.vocabulary import is_byte_level, is_control, token_bytes
 
@@ -21,9 +21,11 @@ class Tokenizer:
     vocab_size: one more than the highest id; a multiple of 64, each with a token, unless the tokenizer was kept as it
     came. bos_id stands before every text and eot_id ends it (one token does both in our own, `<|endoftext|>`, and in
     those that put nothing before a text); pad_id fills places that are masked; roles: their names. special_ids: every
-    control token; `encode` never returns one, `render` does where the template wrote it. chat_template: None where
-    there is none. definition: the content of tokenizer.json but for its post-processor. hash: SHA-256 over everything
-    that decides an id.
+    control token; `encode` never returns one, `render` does where the template wrote it. spoken_ids: those of them that
+    a model may write into an answer, and that are text of it: the marks of a tool call, and what the tokenizer does not
+    flag as special (Qwen3's `<think>`), as transformers decodes it. chat_template: None where there is none.
+    definition: the content of tokenizer.json but for its post-processor. hash: SHA-256 over all that decides the ids of
+    a text, so the template is not in it.
     """
 
     vocab_size: int
@@ -31,6 +33,7 @@ class Tokenizer:
     eot_id: int
     pad_id: int
     special_ids: frozenset[int]
+    spoken_ids: frozenset[int]
     chat_template: str | None
     roles: Roles
     definition: Mapping[str, Any]
@@ -42,6 +45,12 @@ class Tokenizer:
         control = [entry for entry in definition["added_tokens"] if is_control(entry)]
         self._ids: dict[str, int] = {entry["content"]: entry["id"] for entry in control}
         self.special_ids = frozenset(self._ids.values())
+        steering = {*NEEDED_TOKENS, *roles.named.values(), roles.before} - {*TOOL_MARKERS}
+        self.spoken_ids = frozenset(
+            entry["id"]
+            for entry in control
+            if entry["content"] not in steering and (entry["content"] in TOOL_MARKERS or not entry["special"])
+        )
         self.bos_id, self.eot_id, self.pad_id = (self._ids[t] for t in (roles.before, roles.eos, roles.pad))
         self.definition = definition
         self.roles = roles
@@ -49,7 +58,7 @@ class Tokenizer:
         self._bytes = token_bytes(definition)
         self.vocab_size = len(self._bytes)
         self.chat_template = template
-        hashed = {"tokenizer": definition, "template": template}
+        hashed = {"tokenizer": definition}
         parts = {"bos": roles.before, "eos": roles.eos, "pad": roles.pad}
         self._own = parts == {"bos": OWN_ROLES.before, "eos": OWN_ROLES.eos, "pad": OWN_ROLES.pad}
         self.hash = hash_json(hashed if self._own else {**hashed, "roles": parts})
@@ -61,16 +70,16 @@ class Tokenizer:
 
     @cached_property
     def end_of_turn_id(self) -> int:
-        """What the template writes after an answer, where that is a control token; else eot_id. Ours: `<|im_end|>`."""
-        if self._own and self._ids.keys() >= set(NEEDED_TOKENS):
-            return self._ids[IM_END]
+        """What the template writes after an answer, where that is a control token (in ChatML `<|im_end|>`); else
+        eot_id."""
+        usual = self._ids[IM_END] if self._own and self._ids.keys() >= set(NEEDED_TOKENS) else self.eot_id
         if self.chat_template is None:
-            return self.eot_id
+            return usual
         try:
             turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
             rendered = self.render(turns)
-        except UserError:  # a template that cannot write an answer does not end one; who renders with it is told why
-            return self.eot_id
+        except UserError:  # it may want another conversation than this one; who renders with it is told why
+            return usual
         last = [token for token, supervised in zip(rendered.ids, rendered.assistant_mask, strict=True) if supervised][
             -1:
         ]
