@@ -144,6 +144,19 @@ def test_a_fault_in_a_file_reaches_the_user_from_any_worker(write_lines, prepare
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
+@pytest.mark.parametrize(("faulty", "told"), [(3, 3), (25, 20)])
+def test_many_faulty_files_are_named_at_once(prepare, prose, tmp_path, faulty, told):
+    (tmp_path / "in").mkdir()
+    for k in range(30):
+        (tmp_path / "in" / f"{k:02d}.txt").write_bytes(b"caf\xe9 " * 20 if k < faulty else prose(k).encode())
+    with pytest.raises(UserError) as caught:
+        prepare(tmp_path / "in", tasks=1)
+    assert [line.split(": byte 3 is")[0] for line in str(caught.value).splitlines()] == [
+        str(tmp_path / "in" / f"{k:02d}.txt") for k in range(told)
+    ]
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
 def test_a_full_disk_is_one_clear_error(write_lines, prepare, prose, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -238,14 +251,44 @@ def test_the_report_adds_up_and_is_the_same_on_disk(mixed, prepare):
         }
 
 
-def test_the_report_warns_of_many_epochs_and_of_a_source_that_is_gone(write_lines, prepare, prose):
-    often = SourceSettings(name="often", path=write_lines("a.jsonl", [prose(1), prose(2)]), max_epochs=4.5)
-    enough = SourceSettings(name="enough", path=write_lines("b.jsonl", [prose(3)]), max_epochs=4.0)
+def test_the_report_warns_of_a_source_that_is_gone(write_lines, prepare, prose):
+    stays = SourceSettings(name="stays", path=write_lines("a.jsonl", [prose(k) for k in range(100)]))
     gone = SourceSettings(name="gone", path=write_lines("c.jsonl", ["short"]))
-    _, report = prepare(often, enough, gone)
-    assert [warning.split(":")[0] for warning in report.warnings] == ["source gone", "source often"]
-    assert "1 too short" in report.warnings[0]
-    assert "4.5" in report.warnings[1]
+    _, report = prepare(stays, gone)
+    assert report.warnings == ["source gone: every document was dropped (1 too short)"]
+
+
+@pytest.mark.parametrize(("texts", "told"), [(3, True), (100, False)])
+def test_the_report_warns_where_much_more_is_held_out_than_was_asked_for(write_lines, prepare, prose, texts, told):
+    out, report = prepare(write_lines("a.jsonl", [prose(k) for k in range(texts)]))
+    size = {split: sum(len(d.text.encode()) for d in read_documents(out, split)) for split in ("train", "heldout")}
+    share = size["heldout"] / sum(size.values())
+    assert (share > 3 * 0.02) == told
+    assert [f"{share:.1%} of the text is held out" in warning for warning in report.warnings] == [True] * told
+
+
+def test_the_report_warns_of_a_source_that_is_wholly_held_out(write_lines, prepare, prose):
+    paths = {f"s{k:02d}": write_lines(f"{k}.jsonl", [prose(k)]) for k in range(12)}
+    _, report = prepare(*(SourceSettings(name=name, path=path) for name, path in paths.items()), heldout_fraction=0.3)
+    held = [source.name for source in report.sources if not source.documents_kept]
+    assert held
+    assert [warning.split(":")[0] for warning in report.warnings] == [f"source {name}" for name in held]
+
+
+def test_files_that_are_not_read_change_nothing_and_are_counted(write_lines, prepare, prose, tmp_path):
+    folder = write_lines("in/a.jsonl", [prose(k) for k in range(9)]).parent
+    (folder / ".DS_Store").write_text("hidden files are nothing to speak of")
+    plain, _ = prepare(folder, out="plain")
+    source = SourceSettings(name="a", path=folder)
+    assert find_files(source).passed_over == ""
+    (folder / "b.pdf").write_text("x")
+    (folder / "c.docx").write_text("x")
+    (folder / "d.txt").symlink_to(tmp_path / "in" / "a.jsonl")
+    (folder / "e.txt").touch()
+    (folder / ".#lock.txt").symlink_to("nobody@nowhere")
+    again, _ = prepare(folder, out="again")
+    assert hash_tree(again) == hash_tree(plain)
+    assert find_files(source).passed_over == "1 empty, 1 link, 2 other kind"
 
 
 def test_progress_names_each_stage_and_nothing_else_is_said_or_left(write_lines, prose, tmp_path):

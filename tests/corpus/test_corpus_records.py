@@ -82,16 +82,21 @@ def test_a_parquet_text_that_is_null_or_not_utf8_is_named_with_its_row(tmp_path)
 
 
 @pytest.fixture
-def local_data_set(tmp_path):
+def data_set(tmp_path, monkeypatch):
+    """The name of a data set on a Hub that lies here."""
+    import datasets
+
     folder = tmp_path / "set" / "data"
     folder.mkdir(parents=True)
     lines = [json.dumps({"id": f"r{i}", "text": f"row {i}", "topic": "x"}) for i in range(3)]
     (folder / "train-00000.jsonl").write_text("\n".join(lines), "utf-8")
-    return str(tmp_path / "set")
+    real, hub = datasets.load_dataset, {"some/set": str(tmp_path / "set")}
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, *rest, **how: real(hub[name], *rest, **how))
+    return "some/set"
 
 
-def test_a_data_set_gives_its_rows(local_data_set):
-    records = list(read_hub(SourceSettings(name="h", hub=local_data_set, domain_field="topic")))
+def test_a_data_set_gives_its_rows(data_set):
+    records = list(read_hub(SourceSettings(name="h", hub=data_set, domain_field="topic")))
     assert [(r.id, r.place, r.text, r.domain) for r in records] == [
         (f"r{i}", f"train#{i + 1}", f"row {i}", "x") for i in range(3)
     ]
@@ -104,9 +109,18 @@ def test_a_data_set_gives_its_rows(local_data_set):
         ({"text_field": "body"}, r"row 1: no field 'body'; the fields are id, text, topic"),
     ],
 )
-def test_a_data_set_that_cannot_be_read_is_named(local_data_set, settings, message):
+def test_a_data_set_that_cannot_be_read_is_named(data_set, settings, message):
     with pytest.raises(UserError, match=message):
-        list(read_hub(SourceSettings(name="h", hub=local_data_set, **settings)))
+        list(read_hub(SourceSettings(name="h", hub=data_set, **settings)))
+
+
+def test_a_data_set_is_read_as_it_was_at_the_revision_that_is_named(monkeypatch):
+    import datasets
+
+    asked = []
+    monkeypatch.setattr(datasets, "load_dataset", lambda *what, **how: asked.append((what, how)) or [{"text": "x"}])
+    assert [r.text for r in read_hub(SourceSettings(name="h", hub="some/set", subset="en", revision="v1"))] == ["x"]
+    assert asked == [(("some/set", "en"), {"split": "train", "revision": "v1", "streaming": True})]
 
 
 def test_without_the_datasets_package_its_extra_is_named(monkeypatch):

@@ -32,7 +32,7 @@ def tokenizer(documents: list[Document]) -> Tokenizer:
 def shards(tmp_path_factory: pytest.TempPathFactory, documents: list[Document], tokenizer: Tokenizer) -> Shards:
     out = tmp_path_factory.mktemp("real") / "shards"
     write_shards(documents, tokenizer, out, seed=0, tokens_per_shard=10_000)
-    return open_shards(out, tokenizer_hash=tokenizer.hash, vocab_size=tokenizer.vocab_size)
+    return open_shards(out, tokenizer_hash=tokenizer.hash)
 
 
 def test_an_epoch_of_batches_decodes_to_the_documents_that_went_in(

@@ -12,7 +12,7 @@ from shard_fakes import ByteTokenizer, FakeDocument, documents_of_lengths, make_
 
 from modicum.data import open_shards, write_shards
 from modicum.data import write as write_module
-from modicum.store import UserError, hash_tree
+from modicum.store import UserError, hash_tree, write_manifest
 
 
 @pytest.fixture
@@ -177,11 +177,12 @@ def test_shards_of_another_tokenizer_are_refused(shards_folder: Path) -> None:
         reopen(shards_folder, tokenizer_hash="f" * 64)
 
 
-def test_an_id_beyond_the_embedding_is_refused_when_opening(shards_folder: Path) -> None:
-    largest = 2 + ord("z")
-    reopen(shards_folder, vocab_size=largest + 1)
-    with pytest.raises(UserError, match=rf"holds the id {largest}, and there are only {largest} embedding rows"):
-        reopen(shards_folder, vocab_size=largest)
+def test_an_id_beyond_the_vocabulary_is_refused_when_opening(shards_folder: Path) -> None:
+    file, largest = shards_folder / "index.json", 2 + ord("z")
+    file.write_text(json.dumps({**json.loads(file.read_text()), "vocab_size": largest}))
+    write_manifest(shards_folder)
+    with pytest.raises(UserError, match=rf"holds the id {largest}, beyond the vocabulary of {largest}; delete /"):
+        reopen(shards_folder)
 
 
 @pytest.mark.parametrize("name", ["index.json", "sources/a/00001.bin", "sources/b/documents.npy"])
@@ -195,7 +196,7 @@ def test_any_flipped_bit_is_found_and_the_file_named(shards_folder: Path, name: 
         with pytest.raises(UserError) as caught:
             reopen(shards_folder)
         assert str(shards_folder) in str(caught.value)
-        assert "modicum prepare" in str(caught.value)
+        assert f"delete {shards_folder} and run `modicum prepare` again" in str(caught.value)
         if name != "index.json":
             assert f"{file}: damaged" in str(caught.value)
 

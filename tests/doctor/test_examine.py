@@ -117,6 +117,16 @@ def test_a_template_of_ones_own_is_used_where_no_tokenizer_is_there_yet(tiny, tm
     assert tokenizer.chat_template == template
 
 
+def test_a_template_that_cannot_be_read_is_named(tiny, tmp_path):
+    (tmp_path / "latin.jinja").write_bytes(b"\xe9")
+    recipe = tiny()
+    written = recipe.read_text()
+    for path, words in ((tmp_path, "is a folder"), (tmp_path / "latin.jinja", "is not UTF-8 text")):
+        recipe.write_text(f"{written}chat: {{template: {path}}}\n")
+        with pytest.raises(UserError, match=f"chat.template: {path} {words}"):
+            examined(recipe)
+
+
 def test_a_machine_with_little_memory_or_disk_fails_and_the_user_can_mend_it(monkeypatch, tmp_path):
     monkeypatch.setattr("modicum.doctor.machine.free_memory", lambda: 10**9)
     monkeypatch.setattr("modicum.doctor.machine.free_disk", lambda _: 10**9)

@@ -1,3 +1,4 @@
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,20 @@ def test_the_resolved_recipe_loads_as_an_equal_one(write, tmp_path):
     again = tmp_path / "resolved.yaml"
     again.write_text(resolved_yaml(recipe))
     assert load_recipe(again) == recipe
+
+
+WORDS = ["3e-4", "1e3", "1.5", "0x10", "1_000", "12", "true", "null", "no", "Off", "2024-01-01", "1.e1", "on"]
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_a_word_that_looks_like_something_else_stays_a_word_when_it_is_written_out(write, tmp_path, word):
+    source = f"{{name: '{word}', path: text.txt, language: '{word}'}}"
+    text = f"name: '{word}'\ncorpus: {{sources: [{source}], languages: {{'{word}': {{}}}}}}\n"
+    recipe = load_recipe(write(text))
+    again = tmp_path / "resolved.yaml"
+    again.write_text(resolved_yaml(recipe))
+    assert load_recipe(again) == recipe
+    assert recipe.name == word
 
 
 def test_an_unknown_key_is_named_with_the_nearest_known_one(write):
@@ -106,6 +121,21 @@ def test_a_sequence_longer_than_the_positions_is_refused_also_when_all_else_is_r
         ("corpus: {sources: [{name: s}]}", "exactly one of path"),
         ("corpus: {sources: [{name: s, path: text.txt}, {name: s, path: text.txt}]}", "names must differ"),
         ("name: ../escape", "name"),
+        ("corpus: {sources: [{name: s, path: text.txt}, {name: S, path: text.txt}]}", "upper and lower case; twice: s"),
+        ("corpus: {sources: [{name: s, path: text.txt, split: test, revision: v1}]}", "split, revision: of a Hub data"),
+        ("corpus: {sources: [{name: s, path: text.txt, subset: x}]}", "subset: of a Hub data set alone"),
+        ("corpus: {sources: [{name: s, path: text.txt}], languages: {de: {}}}", "language de; theirs are en"),
+        ("corpus: {sources: [{name: s, hub: ./folder}]}", "hub './folder': expected the name of a data set"),
+        ("corpus: {sources: [{name: s, hub: /folder/set}]}", "hub '/folder/set': expected the name of a data set"),
+        (
+            "tokenizer: {path: text.txt, vocab_size: 512, sample_mb: 3}",
+            "tokenizer: vocab_size, sample_mb: for training",
+        ),
+        ("tokenizer: {path: text.txt, min_frequency: 3}", "tokenizer: min_frequency: for training"),
+        ("tokenizer: {missing_special_tokens: extend}", "missing_special_tokens: for a tokenizer that path loads"),
+        ("corpus: {sources: [{name: s, path: ~nosuchuser/x}]}", "corpus.sources.0.path: ~nosuchuser/x: "),
+        ("output: ~nosuchuser/x", "output: ~nosuchuser/x: "),
+        pytest.param(f"corpus: {{sources: [{{name: s, path: {'x' * 300}}}]}}", "corpus.sources.0.path: ", id="long"),
     ],
 )
 def test_impossible_settings_are_refused_by_name(write, text, expected):
@@ -121,6 +151,14 @@ def test_impossible_settings_are_refused_by_name(write, text, expected):
         ("- a\n- b\n", "expected keys and values"),
         ("", "expected keys and values"),
         ("x: !!python/object/apply:os.system [true]", "not valid YAML"),
+        ("? {a: b}\n: c\n", "recipe.yaml:1:3: not valid YAML: a key must be"),
+        ("? [a]\n: c\n", "recipe.yaml:1:3: not valid YAML: a key must be"),
+        pytest.param("[" * 5000, "nested too deeply", id="lists"),
+        pytest.param("x: " + "{a: " * 5000, "nested too deeply", id="keys"),
+        ("x: !!int ''", "not valid YAML"),
+        ("x: !!bool maybe", "not valid YAML"),
+        ("x: !!binary gICA", "recipe.yaml:1:4: not valid YAML"),
+        ("x: \x07", "not valid YAML"),
     ],
 )
 def test_what_is_not_a_recipe_is_one_clear_line(write, text, expected):
@@ -164,6 +202,48 @@ def test_an_override_that_means_nothing_is_refused(write, override):
     assert "--set" in faults(write(MINIMAL), override)[0]
 
 
+@pytest.mark.parametrize("override", ["sft.data.0.x=1", "sft.data.0.x.y=1", "sft.data.0.0=1"])
+def test_an_override_below_a_value_of_a_list_is_refused(write, override):
+    (line,) = faults(write(MINIMAL + "sft: {data: [text.txt]}\n"), override)
+    assert f"--set {override.split('=')[0]}: 0 holds a value, not keys" in line
+
+
+@pytest.mark.parametrize(
+    ("path", "output"),
+    [(".", "runs"), ("texts", "texts/deep/runs"), ("runs", "runs"), ("runs/r", "runs"), ("runs/r/x.txt", "runs")],
+)
+def test_what_a_run_writes_is_not_its_own_source(write, tmp_path, path, output):
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "runs" / "r").mkdir(parents=True)
+    (tmp_path / "runs" / "r" / "x.txt").write_text("some text")
+    recipe = write(f"name: r\noutput: {output}\ncorpus: {{sources: [{{name: s, path: {path}}}]}}\n")
+    (line,) = faults(recipe)
+    assert "corpus.sources.0.path: " in line
+    assert "the run's own folder" in line
+
+
+def test_text_beside_the_runs_and_another_runs_text_may_be_sources(write, tmp_path):
+    for name in ("runs-of-text", "runs/r2", "r"):
+        (tmp_path / name).mkdir(parents=True)
+        load_recipe(write(f"name: r\ncorpus: {{sources: [{{name: s, path: {name}}}]}}\n"))
+
+
+def test_links_that_lead_round_in_a_circle_are_no_path(write, tmp_path):
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    (line,) = faults(write("name: r\ncorpus: {sources: [{name: s, path: a}]}\n"))
+    assert "corpus.sources.0.path: " in line
+
+
+def test_a_folder_here_is_not_taken_for_a_data_set_of_the_hub(write, tmp_path, monkeypatch):
+    recipe = write("name: r\ncorpus: {sources: [{name: s, hub: some/set, revision: v1}]}\n")
+    assert load_recipe(recipe).corpus.sources[0].revision == "v1"
+    (tmp_path / "some" / "set").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    (line,) = faults(recipe)
+    assert "corpus.sources.0: hub 'some/set': expected the name" in line
+
+
 def test_identity_holds_what_the_run_is_and_leaves_out_how_it_is_carried_out(write):
     plain = load_recipe(write(MINIMAL))
     how = ["steps=9", "device=cpu", "keep_last=5", "micro_batch_size=2"]
@@ -180,7 +260,15 @@ def test_identity_does_not_depend_on_where_a_file_lies(write, tmp_path):
     assert identity(here.corpus) == identity(there.corpus)
 
 
-@given(st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=60))
+PIECES = [
+    *"{}[],:?-&*!|>'\"%@`~=#. \n\t", "? ", "- ", ": ", "---\n", "\n  ", "&a ", "*a", "<<", "é",
+    "!!int ", "!!float ", "!!bool ", "!!timestamp ", "!!binary ", "!!set ", "!!omap ", "!!map ", "!!str ", "!x ",
+    "1", "0x", "1e3", "1:30", "true", "null", "name", "corpus", "sources", "path", "model", "rope_scaling", "sft",
+]  # fmt: skip
+YAML_LIKE = st.lists(st.sampled_from(PIECES), max_size=40).map("".join)
+
+
+@given(st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=60) | YAML_LIKE)
 def test_no_text_whatsoever_ends_in_a_traceback(text):
     import tempfile
 
@@ -189,3 +277,14 @@ def test_no_text_whatsoever_ends_in_a_traceback(text):
         path.write_text(text, "utf-8")
         with pytest.raises(UserError):
             load_recipe(path)
+
+
+@given(st.sampled_from(["name", "corpus", "corpus.sources.0.path", "model.rope_scaling", "sft.data", "x"]), YAML_LIKE)
+def test_no_override_whatsoever_ends_in_a_traceback(key, value):
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "text.txt").write_text("some text")
+        (Path(folder) / "recipe.yaml").write_text(MINIMAL)
+        with contextlib.suppress(UserError):
+            resolved_yaml(load_recipe(Path(folder) / "recipe.yaml", [f"{key}={value}"]))

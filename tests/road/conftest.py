@@ -119,6 +119,7 @@ def figures():
             },
             "loss": {"base": nats(3.1), "chat": nats(1.9), "chat_shuffled": nats(2.9)},
         },
+        "not_measured": {},
         "samples": [
             {
                 "messages": [

@@ -11,7 +11,8 @@ from modicum.road.context import Road
 from modicum.road.measure import evaluate_inputs
 from modicum.road.stages import STAGES, run
 from modicum.road.summary import summary
-from modicum.store import UserError
+from modicum.store import UserError, hash_file, hash_tree
+from modicum.tokenizer import CYBERSLM_TEMPLATE
 
 NAMES = [stage.name for stage in STAGES]
 
@@ -71,6 +72,22 @@ def test_more_steps_extend_the_base_model(tiny):
     road, notes = walk(path, "pretrain.steps=6", until="pretrain")
     assert notes.stages == ["pretrain"]
     assert (road.run.checkpoints("pretrain") / "last").resolve().name == "step-00000006"
+
+
+def test_another_chat_template_tunes_anew_and_leaves_the_base_model(tiny, tmp_path):
+    path = tiny(evaluate={"items": []})
+    road, _ = walk(path, until="sft")
+    before = {stage: hash_file(road.run.checkpoints(stage) / "last" / "manifest.json") for stage in ("pretrain", "sft")}
+    (tmp_path / "own.jinja").write_text(CYBERSLM_TEMPLATE)
+    _, notes = walk(path, "chat.template=own.jinja", until="shards")
+    assert notes.stages == ["tokenizer"], "no id of a text depends on the template"
+    with pytest.raises(UserError, match="template: was"):
+        walk(path, "chat.template=own.jinja", until="sft")
+    walk(path, "chat.template=own.jinja", until="sft", start="sft")
+    assert hash_file(road.run.checkpoints("pretrain") / "last" / "manifest.json") == before["pretrain"]
+    tuned = road.run.checkpoints("sft") / "last"
+    assert hash_file(tuned / "manifest.json") != before["sft"]
+    assert load_checkpoint(tuned).tokenizer.chat_template == CYBERSLM_TEMPLATE
 
 
 def test_changed_text_is_prepared_anew_and_old_weights_are_not_mixed_with_it(tiny, tmp_path):
@@ -178,11 +195,82 @@ def test_a_link_that_a_kill_left_behind_is_moved_to_the_newest_checkpoint(tiny):
     assert last.readlink().name == "step-00000004"
 
 
-@pytest.mark.parametrize("gone", ["corpus/text", "tokenizer/files", "shards/heldout"])
+@pytest.mark.parametrize("damage", ["flipped", "missing", "index", "manifest"])
+def test_the_mend_that_damaged_shards_are_told_with_brings_them_back_and_loses_no_checkpoint(tiny, damage):
+    path = tiny(sft=None)
+    road, _ = walk(path, until="pretrain")
+    folder, checkpoint = road.folder("shards") / "train", road.run.checkpoints("pretrain") / "step-00000004"
+    before = hash_tree(folder), hash_tree(checkpoint)
+    names = {"index": "index.json", "manifest": "manifest.json"}
+    file = folder / names.get(damage, "sources/text/00000.bin")
+    whole = file.read_bytes()
+    file.unlink() if damage == "missing" else file.write_bytes(bytes([whole[0] ^ 1, *whole[1:]]))
+    with pytest.raises(UserError) as error:
+        walk(path, "pretrain.steps=6", until="pretrain")
+    assert str(error.value).endswith(f"delete {folder} and run `modicum prepare` again; the checkpoints stay")
+    shutil.rmtree(folder)
+    _, notes = walk(path, until="shards")
+    assert notes.stages == ["shards"]
+    walk(path, "pretrain.steps=6", until="pretrain")
+    assert (hash_tree(folder), hash_tree(checkpoint)) == before
+    assert (road.run.checkpoints("pretrain") / "last").resolve().name == "step-00000006"
+
+
+def test_the_mend_that_a_damaged_corpus_is_told_with_brings_it_back_and_loses_no_checkpoint(tiny):
+    path = tiny(sft=None)
+    road, _ = walk(path, until="pretrain")
+    corpus, shards = road.folder("corpus") / "text", road.folder("shards") / "train"
+    before = hash_tree(corpus), hash_tree(shards)
+    file = corpus / "documents" / "text.jsonl.zst"
+    whole = file.read_bytes()
+    file.write_bytes(bytes([*whole[:-9], whole[-9] ^ 1, *whole[-8:]]))
+    shutil.rmtree(shards)
+    with pytest.raises(UserError) as error:
+        walk(path, until="pretrain")
+    assert str(error.value).endswith(f"delete {corpus} and run `modicum prepare` again")
+    shutil.rmtree(corpus)
+    _, notes = walk(path, until="pretrain")
+    assert notes.stages == ["corpus", "shards"]
+    assert (hash_tree(corpus), hash_tree(shards)) == before
+
+
+def test_how_often_a_source_is_read_is_no_affair_of_the_corpus(tiny):
+    path = tiny(sft=None)
+    _, notes = walk(path, until="shards")
+    often = ["corpus.sources.0.weight=2", "corpus.sources.0.max_epochs=4.5"]
+    _, notes = walk(path, *often, until="shards")
+    assert notes.stages == []
+    _, notes = walk(path, *often, until="pretrain")
+    assert notes.stages == ["pretrain"]
+    (warning,) = [line for line in notes.lines if "max_epochs" in line]
+    assert "warning: source text: max_epochs is 4.5; above 4 passes" in warning
+
+
+def test_files_of_a_folder_that_are_not_read_make_nothing_be_done_again(tiny, tmp_path):
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    path = tiny(sft=None, corpus={"sources": [{"name": "text", "path": "texts"}]})
+    (folder / "a.jsonl").write_bytes((tmp_path / "text.jsonl").read_bytes())
+    (folder / "notes.pdf").write_text("x")
+    _, notes = walk(path, until="corpus")
+    assert f"warning: source text: {folder}: not read: 1 other kind" in notes.lines
+    (folder / "notes.pdf").write_text("something else")
+    (folder / "empty.txt").touch()
+    (folder / "link.txt").symlink_to(tmp_path / "text.jsonl")
+    _, notes = walk(path, until="corpus")
+    assert notes.stages == []
+    assert f"warning: source text: {folder}: not read: 1 empty, 1 link, 1 other kind" in notes.lines
+    (folder / "empty.txt").write_text("A text that was empty before and has enough of words in it to be kept.")
+    _, notes = walk(path, until="corpus")
+    assert notes.stages == ["corpus"]
+
+
+@pytest.mark.parametrize("gone", ["corpus/text", "tokenizer/files", "shards/heldout", "shards/train/manifest.json"])
 def test_a_finished_stage_whose_results_are_gone_is_done_again(tiny, gone):
     path = tiny(sft=None)
     road, _ = walk(path, until="shards")
-    shutil.rmtree(road.run.path / gone)
+    target = road.run.path / gone
+    shutil.rmtree(target) if target.is_dir() else target.unlink()
     _, notes = walk(path, until="shards")
     assert gone.split("/")[0] in notes.stages
     assert (road.run.path / gone).exists()
@@ -209,6 +297,34 @@ def test_a_base_model_with_nothing_held_out_is_finished_too(tiny):
     road, notes = walk(tiny(sft=None, corpus={"heldout_fraction": 0.0}))
     assert notes.stages == ["corpus", "tokenizer", "shards", "pretrain", "evaluate", "report"]
     assert "bits per byte" not in summary(road)
+
+
+def test_what_cannot_be_measured_is_left_out_with_its_reason_and_costs_nothing_else(tiny, tmp_path):
+    path = tiny(evaluate={"max_new_tokens": 200})
+    long = "What does the keeper of the harbour write into the second book of the house, and who is to read it? "
+    talks = [
+        [{"role": "user", "content": f"Number {n}: {long * 3}"}, {"role": "assistant", "content": "He writes."}]
+        for n in range(40)
+    ]
+    (tmp_path / "talk.jsonl").write_text("\n".join(json.dumps({"messages": talk}) for talk in talks) + "\n")
+    question = "Whom did she see at the gate of the old town? " * 40
+    item = {"id": "1", "question": question, "choices": ["Him", "Her"], "answer": 0, "kind": "recall"}
+    (tmp_path / "questions.jsonl").write_text(json.dumps(item) + "\n")
+    road, notes = walk(path)
+    assert notes.stages == NAMES
+    results = json.loads((road.folder("evaluate") / "results.json").read_text())
+    assert set(results["heldout"]) == {"untrained", "base", "chat"}
+    assert results["choices"] == {}
+    assert (results["answers"]["chat"], results["samples"]) == (None, [])
+    assert set(results["answers"]["loss"]) == {"base", "chat", "chat_shuffled"}
+    missing = results["not_measured"]
+    assert missing.keys() == {f"multiple choice, {name} model" for name in ("base", "chat")} | {
+        "answers to held-out prompts"
+    }
+    assert "lower evaluate.max_new_tokens" in missing["answers to held-out prompts"]
+    assert "evaluate.items" in missing["multiple choice, base model"]
+    for told in (summary(road), (road.folder("report") / "index.html").read_text()):
+        assert all(reason in told for reason in missing.values())
 
 
 def test_a_file_whose_name_is_no_text_is_read_like_any_other(tiny, tmp_path):

@@ -1,5 +1,7 @@
 import os
 
+import pytest
+
 from modicum.store import Fingerprints, hash_file
 
 
@@ -23,6 +25,20 @@ def test_a_dangling_link_does_not_stop_the_hash(tmp_path):
     assert Fingerprints(tmp_path / "known.json").of(folder) == before
 
 
+def test_of_named_files_only_these_count(tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for name in "abc":
+        (folder / name).write_text(name)
+    known = Fingerprints(tmp_path / "known.json")
+    first = known.of_files(folder, ["a", "b"])
+    (folder / "c").write_text("changed")
+    assert known.of_files(folder, ["b", "a"]) == first
+    assert known.of_files(folder, ["a", "c"]) != first
+    (folder / "b").write_text("changed")
+    assert known.of_files(folder, ["a", "b"]) != first
+
+
 def test_an_unchanged_file_is_not_read_again_and_a_changed_one_is(tmp_path, monkeypatch):
     path = tmp_path / "text"
     path.write_text("one")
@@ -39,7 +55,13 @@ def test_an_unchanged_file_is_not_read_again_and_a_changed_one_is(tmp_path, monk
     assert reads == [path]
 
 
-def test_a_damaged_memory_only_costs_a_reading(tmp_path):
-    (tmp_path / "known.json").write_text("{")
-    (tmp_path / "text").write_text("one")
+DAMAGED = ["{", "null", "[]", "3", '{"NAME": null}', '{"NAME": 3}', '{"NAME": [3, TIME]}', '{"NAME": [3, TIME, null]}']
+
+
+@pytest.mark.parametrize("memory", [*DAMAGED, pytest.param("[" * 100_000, id="deep")])
+def test_a_damaged_memory_only_costs_a_reading(tmp_path, memory):
+    text = tmp_path / "text"
+    text.write_text("one")
+    memory = memory.replace("NAME", str(text)).replace("TIME", str(text.stat().st_mtime_ns))
+    (tmp_path / "known.json").write_text(memory)
     assert Fingerprints(tmp_path / "known.json").of(tmp_path / "text") == hash_file(tmp_path / "text")

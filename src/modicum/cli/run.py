@@ -23,7 +23,7 @@ def run(
     ] = None,
     override: Overrides = None,
 ) -> None:
-    """Go from text to an evaluated chat model; what is up to date is left alone, what was interrupted goes on.
+    """Go from text to an evaluated chat model; what is up to date is left alone, interrupted training goes on.
 
     The stages: corpus, tokenizer, shards, pretrain, sft, evaluate, report.
     """

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from modicum.corpus.files import OWN_LIMIT, read_json_lines
 from modicum.store import UserError
@@ -23,15 +23,25 @@ class Document:
 
 
 def read_documents(corpus_dir: Path, split: Literal["train", "heldout"] = "train") -> Iterator[Document]:
-    """Every document of one split, source by source in the order of names. Raises UserError when there is no corpus."""
+    """Every document of one split, source by source in the order of names.
+
+    Raises UserError when there is no corpus, or its files are not as they were written.
+    """
     folder = corpus_dir / FOLDERS[split]
     if not folder.is_dir():
         raise UserError(
             f"{corpus_dir}: not a prepared corpus (it has no folder {folder.name}); `modicum prepare` makes one"
         )
     for path in sorted(folder.glob("*.jsonl.zst")):
-        for number, record in read_json_lines(path, OWN_LIMIT):
-            try:
-                yield Document(**record)
-            except TypeError:
-                raise UserError(f"{path}:{number}: not a document of a prepared corpus; prepare it again") from None
+        try:
+            for number, record in read_json_lines(path, OWN_LIMIT):
+                yield _document(record, f"{path}:{number}")
+        except UserError as error:
+            raise UserError(f"{error}, or delete {corpus_dir} and run `modicum prepare` again") from None
+
+
+def _document(record: dict[str, Any], origin: str) -> Document:
+    try:
+        return Document(**record)
+    except TypeError:
+        raise UserError(f"{origin}: not a document of a prepared corpus; take the file out") from None

@@ -22,6 +22,11 @@ class SourceFiles:
     sizes: list[int]
     skipped: dict[str, int]
 
+    @property
+    def passed_over(self) -> str:
+        """How many files were left out and why, in words; of hidden ones nobody expects that they are read."""
+        return ", ".join(f"{count} {reason}" for reason, count in self.skipped.items() if reason != "hidden")
+
 
 def find_files(source: SourceSettings) -> SourceFiles:
     """The files of a source. Raises UserError when there is none to read.
@@ -69,10 +74,10 @@ def _walk(folder: Path, prefix: str, found: list[tuple[str, int]], skipped: Coun
         raise UserError(f"{folder}: not readable by this user; change its permissions") from None
     for entry in entries:
         name = f"{prefix}{entry.name}"
-        if entry.is_symlink():
-            skipped["link"] += 1
-        elif entry.name.startswith("."):
+        if entry.name.startswith("."):
             skipped["hidden"] += 1
+        elif entry.is_symlink():
+            skipped["link"] += 1
         elif entry.is_dir(follow_symlinks=False):
             _walk(Path(entry.path), f"{name}/", found, skipped)
         elif not entry.is_file(follow_symlinks=False):

@@ -4,6 +4,8 @@ Like all our steps they are datatrove's, so that any of its executors can run th
 """
 
 import json
+import math
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -16,12 +18,19 @@ from modicum.corpus.clean import clean
 from modicum.corpus.outcomes import TRAIN
 from modicum.corpus.records import Record, read_file, read_hub
 from modicum.recipe import SourceSettings
+from modicum.store import UserError
+
+FAULTS_AT_ONCE, LOOK_ON_SECONDS = 20, 5.0  # of files that cannot be read: so many are told of, sought for so long
 
 Documents = Iterable[PipelineDocument]
 
 
 class ReadSources(PipelineStep):  # type: ignore[misc]
-    """The documents of the files that the work folder's inputs-<task>.json assigns to this task."""
+    """The documents of the files that the work folder's inputs-<task>.json assigns to this task.
+
+    After the first fault nothing more is handed on, and other files are looked at for such faults, for a few seconds.
+    Raises UserError with the first fault of each file.
+    """
 
     type = "read"
     name = "sources"
@@ -33,10 +42,27 @@ class ReadSources(PipelineStep):  # type: ignore[misc]
 
     def run(self, data: Documents | None = None, rank: int = 0, _world_size: int = 1) -> Iterator[PipelineDocument]:
         yield from data or ()
+        faults: list[str] = []
+        until = math.inf
         for entry in json.loads((self.work / f"inputs-{rank:06d}.json").read_text("utf-8")):
             source, root = self.sources[entry["source"]], entry["root"]
-            for record in read_hub(source) if root is None else read_file(source, Path(root), entry["name"]):
-                yield PipelineDocument(record.text, record.id, metadata={"record": record, "source": source.name})
+            if faults and root is None:
+                continue  # nothing is fetched for a corpus that cannot be made
+            try:
+                for record in read_hub(source) if root is None else read_file(source, Path(root), entry["name"]):
+                    if not faults:
+                        yield PipelineDocument(
+                            record.text, record.id, metadata={"record": record, "source": source.name}
+                        )
+                    elif time.monotonic() > until:
+                        break
+            except UserError as error:
+                until = min(until, time.monotonic() + LOOK_ON_SECONDS)
+                faults.append(str(error))
+            if len(faults) == FAULTS_AT_ONCE or time.monotonic() > until:
+                break
+        if faults:
+            raise UserError("\n".join(faults))
 
 
 class Clean(BaseFormatter):  # type: ignore[misc]

@@ -39,7 +39,7 @@ def read_file(source: SourceSettings, root: Path, name: str) -> Iterator[Record]
 
 
 def read_hub(source: SourceSettings) -> Iterator[Record]:
-    """The rows of a Hub data set, or of a folder that holds one, streamed. Raises UserError when it cannot be read."""
+    """The rows of a Hub data set, streamed. Raises UserError when it cannot be read."""
     try:
         import datasets
     except ImportError:
@@ -49,7 +49,7 @@ def read_hub(source: SourceSettings) -> Iterator[Record]:
     origin = f"source {source.name}: data set {source.hub}"
     try:
         rows: Iterable[dict[str, Any]] = datasets.load_dataset(
-            source.hub, source.subset, split=source.split, streaming=True
+            source.hub, source.subset, split=source.split, revision=source.revision, streaming=True
         )
         for number, row in enumerate(rows, 1):
             yield _record(source, row, f"{source.split}#{number}", f"{origin}: row {number}")

@@ -7,7 +7,7 @@ from typing import Any
 
 from modicum.corpus.inputs import SourceFiles
 
-EPOCHS_THAT_PAY = 4.0
+TOO_MUCH_HELDOUT = 3  # times the fraction that was asked for
 
 
 @dataclass(frozen=True)
@@ -15,15 +15,11 @@ class SourceReport:
     """Counts of one source. Bytes are UTF-8 after cleaning, so bytes in = kept + held out + those dropped.
 
     dropped: reason to documents; examples: reason to at most three ids; domains: domain to documents kept or held out;
-    licences: licence ("not named" where a document has none) to documents and bytes kept for training; skipped_files:
-    reason to files that were not read.
+    licences: licence ("not named" where a document has none) to documents and bytes kept for training.
     """
 
     name: str
-    weight: float
-    max_epochs: float
     files: int
-    skipped_files: dict[str, int]
     documents_in: int
     bytes_in: int
     documents_kept: int
@@ -66,7 +62,7 @@ class CorpusReport:
         return total
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data without wall_seconds."""
+        """Plain data, as in report.json."""
         return {"sources": [asdict(source) for source in self.sources], "warnings": self.warnings}
 
 
@@ -76,10 +72,7 @@ def source_report(work: Path, files: SourceFiles) -> SourceReport:
     documents, size = counts["documents"], counts["bytes"]
     return SourceReport(
         name=files.source.name,
-        weight=files.source.weight,
-        max_epochs=files.source.max_epochs,
         files=len(files.names),
-        skipped_files=files.skipped,
         documents_in=documents["in"],
         bytes_in=size["in"],
         documents_kept=documents["train"],
@@ -97,14 +90,18 @@ def warnings_of(sources: list[SourceReport], heldout_fraction: float) -> list[st
     """What the user should know though it is no error."""
     found = []
     for source in sources:
-        if source.max_epochs > EPOCHS_THAT_PAY:
-            found.append(
-                f"source {source.name}: max_epochs is {source.max_epochs:g}; above {EPOCHS_THAT_PAY:g} passes a "
-                "repeated text teaches little more (Muennighoff et al. 2023)"
-            )
         if source.documents_in and not source.documents_kept + source.documents_heldout:
             reasons = ", ".join(f"{count} {reason}" for reason, count in source.dropped.items())
             found.append(f"source {source.name}: every document was dropped ({reasons})")
+        if source.documents_heldout and not source.documents_kept:
+            found.append(f"source {source.name}: all of it is held out and none of it trained on; add text to it")
+    heldout = sum(source.bytes_heldout for source in sources)
+    share = heldout / max(1, heldout + sum(source.bytes_kept for source in sources))
+    if share > TOO_MUCH_HELDOUT * heldout_fraction:
+        found.append(
+            f"{share:.1%} of the text is held out, and corpus.heldout_fraction asks for {heldout_fraction:.1%}: a "
+            "document is held out whole or not at all; cut long ones into several, or add text"
+        )
     if heldout_fraction and not sum(source.documents_heldout for source in sources):
         found.append("nothing is held out, since the corpus is a single document: held-out loss cannot be measured")
     return found

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from modicum.data.index import mend
 from modicum.data.shards import Shards
 from modicum.store import UserError
 
@@ -76,7 +77,7 @@ def window_batch(
         if tokens.max() >= shards.info.vocab_size:
             raise UserError(
                 f"{source.folder}: holds the id {tokens.max()}, beyond the vocabulary of {shards.info.vocab_size}; "
-                "the shards are damaged: run `modicum prepare` again"
+                f"the shards are damaged: {mend(shards.path)}"
             )
         ids[row, : length + 1] = tokens
         starts[row, source.document_starts(begin, begin + length) - begin] = True

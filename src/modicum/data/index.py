@@ -11,7 +11,6 @@ import numpy as np
 from modicum.store import UserError, write_json
 
 FORMAT = 1
-MEND = "run `modicum prepare` again to write the shards anew"
 _SOURCE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -62,6 +61,11 @@ class ShardsInfo:
         return np.dtype({"uint16": "<u2", "uint32": "<u4"}[self.dtype])
 
 
+def mend(shards: Path) -> str:
+    """What to do about shards that are not as they were written: training goes on from its checkpoints afterwards."""
+    return f"delete {shards} and run `modicum prepare` again; the checkpoints stay"
+
+
 def source_folder(shards: Path, name: str) -> Path:
     """Where a source's files lie. Raises ValueError for a name that is not a plain folder name."""
     if not _SOURCE_NAME.fullmatch(name):
@@ -90,7 +94,7 @@ def read_index(shards: Path) -> ShardsInfo:
     try:
         plain: dict[str, Any] = json.loads(path.read_text("utf-8"))
         if plain.pop("format") != FORMAT:
-            raise UserError(f"{path}: written by another version of modicum; {MEND}")
+            raise UserError(f"{path}: written by another version of modicum; {mend(shards)}")
         sources = {
             name: SourceInfo(**{**source, "files": tuple(source["files"])})
             for name, source in plain.pop("sources").items()
@@ -99,6 +103,6 @@ def read_index(shards: Path) -> ShardsInfo:
         _ = info.id_dtype, [source_folder(shards, name) for name in sources]
         return info
     except FileNotFoundError:
-        raise UserError(f"{path}: missing, so there are no finished shards here; {MEND}") from None
+        raise UserError(f"{path}: missing, so there are no finished shards here; run `modicum prepare`") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path}: damaged, not an index of shards ({error}); {MEND}") from error
+        raise UserError(f"{path}: damaged, not an index of shards ({error}); {mend(shards)}") from error

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from modicum.data.index import MEND, ShardsInfo, SourceInfo, offsets_file, read_index, source_folder, tokens_file
+from modicum.data.index import ShardsInfo, SourceInfo, mend, offsets_file, read_index, source_folder, tokens_file
 from modicum.store import UserError, hash_file, hash_json
 from modicum.store.manifest import MANIFEST, read_manifest
 
@@ -58,30 +58,28 @@ class Shards:
         return {name: -(-source.tokens // sequence_length) for name, source in self.sources.items()}
 
 
-def open_shards(path: Path, *, tokenizer_hash: str, vocab_size: int | None = None, verify: bool = True) -> Shards:
+def open_shards(path: Path, *, tokenizer_hash: str, verify: bool = True) -> Shards:
     """Open what write_shards wrote.
 
     Raises UserError when the shards are of another tokenizer, when a file is missing, of the wrong size or (with
-    `verify`, which reads every byte once) altered, or when they hold an id that the vocabulary, or an embedding of
-    `vocab_size` rows, does not have.
+    `verify`, which reads every byte once) altered, or when they hold an id that the vocabulary does not have.
     """
     info = read_index(path)
     if info.tokenizer_hash != tokenizer_hash:
         raise UserError(
             f"{path}: written with another tokenizer (hash {info.tokenizer_hash[:12]}, this one has "
-            f"{tokenizer_hash[:12]}); {MEND}"
+            f"{tokenizer_hash[:12]}); {mend(path)}"
         )
-    rows = info.vocab_size if vocab_size is None else min(vocab_size, info.vocab_size)
     for name, source in info.sources.items():
-        if source.max_id >= rows:
+        if source.max_id >= info.vocab_size:
             raise UserError(
-                f"{source_folder(path, name)}: holds the id {source.max_id}, and there are only {rows} embedding rows; "
-                f"make model.vocab_size at least {source.max_id + 1}, or {MEND}"
+                f"{source_folder(path, name)}: holds the id {source.max_id}, beyond the vocabulary of "
+                f"{info.vocab_size}; {mend(path)}"
             )
     hashes = _hashes(path, info)
     faults = _faults(path, info, hashes, verify=verify)
     if faults:
-        raise UserError("\n".join([*faults, MEND]))
+        raise UserError("\n".join([*faults, mend(path)]))
     return Shards(path, info, hash_json(hashes))
 
 
@@ -104,7 +102,7 @@ def _hashes(path: Path, info: ShardsInfo) -> dict[str, str]:
             name: recorded[name] for name in sorted(file.relative_to(path).as_posix() for file in _files(path, info))
         }
     except (UserError, KeyError):
-        raise UserError(f"{path / MANIFEST}: missing or damaged, so the shards are not whole; {MEND}") from None
+        raise UserError(f"{path / MANIFEST}: missing or damaged, so the shards are not whole; {mend(path)}") from None
 
 
 def _faults(path: Path, info: ShardsInfo, hashes: dict[str, str], *, verify: bool) -> list[str]:

@@ -16,6 +16,7 @@ from modicum.doctor.learning import NANO, overfit, untrained_loss
 from modicum.doctor.machine import device_here, examine_machine
 from modicum.model import Decoder, ModelConfig
 from modicum.recipe import Recipe, load_recipe
+from modicum.road.prepare import template_text
 from modicum.road.start import check_start, model_config
 from modicum.store import UserError, free_memory
 from modicum.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
@@ -104,7 +105,7 @@ def examine_recipe(recipe: Recipe) -> Iterator[Finding | MarkedConversation]:
     yield from arithmetic(model_config(recipe, ids))
     if recipe.sft is not None and recipe.sft.data:
         own_template = recipe.chat.template is not None
-        template = recipe.chat.template.read_text("utf-8") if recipe.chat.template else None
+        template = template_text(recipe.chat.template) if recipe.chat.template else None
         finding, shown = _conversations(recipe.sft.data, tokenizer, template, own_template=own_template)
         yield finding
         yield from shown
@@ -118,7 +119,7 @@ def examine_recipe(recipe: Recipe) -> Iterator[Finding | MarkedConversation]:
 def tokenizer_of(recipe: Recipe) -> Tokenizer | None:
     """The run's tokenizer, else the one that the recipe takes over or loads; None where one is still to be trained."""
     made = recipe.run_folder / "tokenizer" / "files"
-    template = recipe.chat.template.read_text("utf-8") if recipe.chat.template else None
+    template = template_text(recipe.chat.template) if recipe.chat.template else None
     if made.is_dir():
         return load_tokenizer(made, missing="keep")
     if recipe.model.checkpoint is not None:

@@ -2,12 +2,14 @@
 
 import difflib
 import re
+from collections.abc import Hashable
 from pathlib import Path
 from typing import Any, Self
 
 import yaml
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
+from modicum.recipe.paths import RecipePath
 from modicum.recipe.presets import PRESETS
 from modicum.recipe.settings import (
     ChatSettings,
@@ -16,9 +18,9 @@ from modicum.recipe.settings import (
     ModelSettings,
     Name,
     PretrainSettings,
-    RecipePath,
     Settings,
     SftSettings,
+    SourceSettings,
     TokenizerSettings,
 )
 from modicum.store import UserError
@@ -50,6 +52,7 @@ class Recipe(Settings):
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
         faults = _length_faults(self.model_dump())
+        faults += _place_faults(self.corpus.sources, self.run_folder)
         if self.model.checkpoint is not None:
             faults += [
                 f"tokenizer.{name}: the tokenizer is that of model.checkpoint; leave this out"
@@ -60,6 +63,26 @@ class Recipe(Settings):
         if faults:
             raise ValueError("\n".join(faults))
         return self
+
+
+def _place_faults(sources: list[SourceSettings], run: Path) -> list[str]:
+    """Sources that would take what the run itself writes for text."""
+    faults = []
+    for number, source in enumerate(sources):
+        path = source.path
+        if path is not None and run.is_relative_to(path) and not _is_hidden(run.relative_to(path)):
+            faults.append(
+                f"corpus.sources.{number}.path: {path} holds the run's own folder {run}, which would be read as text; "
+                "set output to a folder outside of it"
+            )
+        elif path is not None and path.is_relative_to(run):
+            faults.append(f"corpus.sources.{number}.path: {path} lies in the run's own folder; move it out of {run}")
+    return faults
+
+
+def _is_hidden(path: Path) -> bool:
+    """Whether nothing reads it in a folder of text."""
+    return any(part.startswith(".") for part in path.parts)
 
 
 def _length_faults(values: dict[str, Any]) -> list[str]:
@@ -83,12 +106,18 @@ def _length_faults(values: dict[str, Any]) -> list[str]:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2's plain scalars: only true and false are booleans, 1e-3 is a number, and a key may not come twice."""
+    """YAML 1.2's plain scalars: only true and false are booleans, 1e-3 is a number; JSON's types alone; and a key may
+    not come twice."""
 
 
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((":bool", ":float", ":timestamp"))]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.yaml_constructors = {
+    tag: constructor
+    for tag, constructor in yaml.SafeLoader.yaml_constructors.items()
+    if not str(tag).endswith((":binary", ":timestamp", ":omap", ":pairs", ":set"))
 }
 _Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(?:true|false)$"), list("tf"))
 _Loader.add_implicit_resolver(
@@ -102,6 +131,8 @@ def _unique_keys(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     seen: set[Any] = set()
     for key_node, _ in node.value:
         key = loader.construct_object(key_node, deep=True)
+        if not isinstance(key, Hashable):
+            raise yaml.constructor.ConstructorError(None, None, "a key must be a plain word", key_node.start_mark)
         if key in seen:
             raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} comes twice", key_node.start_mark)
         seen.add(key)
@@ -111,6 +142,13 @@ def _unique_keys(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
 _Loader.add_constructor("tag:yaml.org,2002:map", _unique_keys)
 
 
+class _Dumper(yaml.SafeDumper):
+    """Puts quotes around the texts that the loader would take for something else."""
+
+
+_Dumper.yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
+
+
 def _parse_yaml(text: str, origin: str) -> Any:
     try:
         return yaml.load(text, Loader=_Loader)
@@ -118,8 +156,10 @@ def _parse_yaml(text: str, origin: str) -> Any:
         mark = error.problem_mark or error.context_mark
         where = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
         raise UserError(f"{origin}{where}: not valid YAML: {error.problem}") from None
-    except (yaml.YAMLError, ValueError) as error:
-        raise UserError(f"{origin}: not valid YAML: {error}") from None
+    except RecursionError:
+        raise UserError(f"{origin}: not valid YAML: nested too deeply") from None
+    except Exception as error:  # of any kind, where a text does not fit its tag, as in `!!int ""`
+        raise UserError(f"{origin}: not valid YAML: {' '.join(str(error).split())}") from None
 
 
 def load_recipe(path: Path, overrides: list[str] | None = None) -> Recipe:
@@ -158,10 +198,10 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
     for parent in parents:
         if isinstance(place, list):
             place = place[_index(place, parent, key)]
-            continue
-        if place.get(parent) is None:
-            place[parent] = {}
-        place = place[parent]
+        else:
+            if place.get(parent) is None:
+                place[parent] = {}
+            place = place[parent]
         if not isinstance(place, dict | list):
             raise UserError(f"--set {key}: {parent} holds a value, not keys")
     if isinstance(place, list):
@@ -222,4 +262,4 @@ def resolved_yaml(recipe: Recipe) -> str:
     if recipe.model.checkpoint is not None:  # shape and tokenizer are the checkpoint's, and may not stand beside it
         plain["model"] = recipe.model.model_dump(mode="json", exclude_unset=True)
         del plain["tokenizer"]
-    return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=120)
+    return yaml.dump(plain, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)

@@ -4,12 +4,16 @@ Every class forbids unknown keys and is immutable. A field marked `operates=True
 run (how it is carried out); every other field identifies the run and may not.
 """
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from modicum.recipe.paths import InputPath
 from modicum.recipe.presets import PRESETS
+
+_HUB_NAME = re.compile(r"\w[\w.-]{0,95}(/\w[\w.-]{0,95})?", re.ASCII)
 
 
 def operating(default: Any, **limits: Any) -> Any:
@@ -17,29 +21,17 @@ def operating(default: Any, **limits: Any) -> Any:
     return Field(default=default, json_schema_extra={"operates": True}, **limits)
 
 
-def _plain_path(value: Any, info: Any) -> Any:
-    """A path in a recipe is relative to the recipe's folder (the validation context's `folder`)."""
-    if not isinstance(value, str | Path) or not str(value).strip():
-        raise ValueError("expected a path")
-    folder = (info.context or {}).get("folder")
-    return (Path(folder) / Path(value).expanduser()).resolve() if folder else Path(value)
-
-
-def _existing_path(value: Any, info: Any) -> Any:
-    path = _plain_path(value, info)
-    if not path.exists():
-        raise ValueError(f"no such file or folder: {path}")
-    return path
-
-
-RecipePath = Annotated[Path, BeforeValidator(_plain_path)]
-InputPath = Annotated[Path, BeforeValidator(_existing_path)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 
 
 class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    def _set_otherwise(self, *names: str) -> str:
+        """Those of the fields that have another value than their default, in words. (A resolved recipe names all.)"""
+        fields = type(self).model_fields
+        return ", ".join(name for name in names if getattr(self, name) != fields[name].default)
 
 
 class FilterSettings(Settings):
@@ -69,7 +61,8 @@ class SourceSettings(Settings):
 
     weight is how often each document of the source is seen in one pass over the corpus (1: every token once).
     max_epochs bounds how often the whole run may see it; above 4 the gain of a repetition fades (Muennighoff et al.
-    2023, "Scaling Data-Constrained Language Models") and a warning says so.
+    2023, "Scaling Data-Constrained Language Models") and a warning says so. subset, split and revision (a commit, a
+    tag) are a Hub data set's.
     """
 
     name: Name
@@ -77,6 +70,7 @@ class SourceSettings(Settings):
     hub: str | None = None
     subset: str | None = None
     split: str = "train"
+    revision: str | None = None
     text_field: str = "text"
     domain_field: str | None = None
     language: str = "en"
@@ -88,6 +82,13 @@ class SourceSettings(Settings):
     def _one_origin(self) -> Self:
         if (self.path is None) == (self.hub is None):
             raise ValueError("give exactly one of path (a file or folder) and hub (a data set's name)")
+        if self.path is not None and (unused := self._set_otherwise("subset", "split", "revision")):
+            raise ValueError(f"{unused}: of a Hub data set alone; leave it out beside path")
+        if self.hub is not None and (not _HUB_NAME.fullmatch(self.hub) or Path(self.hub).exists()):
+            raise ValueError(
+                f"hub {self.hub!r}: expected the name of a data set on the Hub, such as user/name; a file or folder of "
+                "this machine goes by path"
+            )
         return self
 
 
@@ -104,10 +105,19 @@ class CorpusSettings(Settings):
 
     @model_validator(mode="after")
     def _names_differ(self) -> Self:
-        names = [source.name for source in self.sources]
+        names = [source.name.lower() for source in self.sources]  # files are called by them, on any disk
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise ValueError(f"source names must differ; twice: {', '.join(twice)}")
+            raise ValueError(f"source names must differ, in more than upper and lower case; twice: {', '.join(twice)}")
+        return self
+
+    @model_validator(mode="after")
+    def _languages_are_used(self) -> Self:
+        used = {source.language for source in self.sources}
+        if unused := [name for name in self.languages if name not in used]:
+            raise ValueError(
+                f"languages: no source has the language {', '.join(unused)}; theirs are {', '.join(sorted(used))}"
+            )
         return self
 
 
@@ -119,6 +129,14 @@ class TokenizerSettings(Settings):
     sample_mb: int = Field(default=64, ge=1)
     min_frequency: int = Field(default=2, ge=1)
     missing_special_tokens: Literal["refuse", "extend"] = "refuse"
+
+    @model_validator(mode="after")
+    def _trained_or_loaded(self) -> Self:
+        if self.path is not None and (unused := self._set_otherwise("vocab_size", "sample_mb", "min_frequency")):
+            raise ValueError(f"{unused}: for training a tokenizer, and path loads one; leave it out, or path")
+        if self.path is None and (unused := self._set_otherwise("missing_special_tokens")):
+            raise ValueError(f"{unused}: for a tokenizer that path loads, and there is no path; leave it out")
+        return self
 
 
 class ChatSettings(Settings):

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Final
 
 from modicum.corpus import prepare_corpus, read_choices, read_documents
+from modicum.corpus.inputs import find_files
 from modicum.data import write_shards
-from modicum.recipe import identity
+from modicum.recipe import Recipe, identity
 from modicum.road.context import Road
 from modicum.road.start import start_hash, starting_checkpoint
 from modicum.store import UserError, atomic_directory, hash_file, hash_json, write_json
@@ -19,14 +20,23 @@ HELDOUT: Final = "heldout"
 
 
 def corpus_inputs(road: Road) -> dict[str, str]:
-    recipe = road.recipe
-    inputs = {"corpus": hash_json(identity(recipe.corpus)), "seed": str(road.seed("corpus"))}
+    recipe, settings = road.recipe, identity(road.recipe.corpus)
+    for plain in settings["sources"]:
+        del plain["weight"], plain["max_epochs"]  # they change no document; pretraining sees to them
+    inputs = {"corpus": hash_json(settings), "seed": str(road.seed("corpus"))}
     for source in recipe.corpus.sources:
-        if source.path is not None:
-            inputs[f"corpus.sources.{source.name}"] = road.fingerprints.of(source.path)
+        files = find_files(source)
+        if files.root is not None:
+            inputs[f"corpus.sources.{source.name}"] = road.fingerprints.of_files(files.root, files.names)
     if recipe.corpus.decontaminate_words:
         inputs["evaluate.items"] = hash_json(texts_to_avoid(road))
     return inputs
+
+
+def unread_files(recipe: Recipe) -> list[str]:
+    """For each source of which files are passed over, a line that counts them."""
+    each = [find_files(source) for source in recipe.corpus.sources]
+    return [f"source {f.source.name}: {f.root}: not read: {f.passed_over}" for f in each if f.passed_over]
 
 
 def make_corpus(road: Road) -> None:
@@ -67,7 +77,7 @@ def tokenizer_inputs(road: Road) -> dict[str, str]:
     else:
         inputs = {"model.checkpoint": start_hash(start)}
     if template is not None:
-        inputs["chat.template"] = hash_json(_template_text(template))
+        inputs["chat.template"] = hash_json(template_text(template))
     if settings.path is not None:
         inputs["tokenizer.path"] = road.fingerprints.of(settings.path)
     elif start is None:
@@ -78,7 +88,7 @@ def tokenizer_inputs(road: Road) -> dict[str, str]:
 
 def make_tokenizer(road: Road) -> None:
     settings, template = road.recipe.tokenizer, road.recipe.chat.template
-    text = None if template is None else _template_text(template)
+    text = None if template is None else template_text(template)
     start, sample = starting_checkpoint(road.recipe), None
     if start is not None:
         tokenizer = start.tokenizer
@@ -104,7 +114,8 @@ def make_tokenizer(road: Road) -> None:
             write_json(folder / "sample.json", sample)
 
 
-def _template_text(path: Path) -> str:
+def template_text(path: Path) -> str:
+    """The source of a chat template. Raises UserError for a file that is none."""
     try:
         return path.read_text("utf-8")
     except IsADirectoryError:

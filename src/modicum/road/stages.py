@@ -37,10 +37,11 @@ def _pretrain(road: Road) -> None:
     training.pretrain(road)
 
 
+_SHARDS = tuple(f"{split}/{name}" for split in ("train", "heldout") for name in ("index.json", "manifest.json"))
 STAGES = (
     RoadStage("corpus", prepare.corpus_inputs, prepare.make_corpus, ("text/manifest.json",)),
     RoadStage("tokenizer", prepare.tokenizer_inputs, prepare.make_tokenizer, ("files/tokenizer.json",)),
-    RoadStage("shards", prepare.shards_inputs, prepare.make_shards, ("train/index.json", "heldout/index.json")),
+    RoadStage("shards", prepare.shards_inputs, prepare.make_shards, _SHARDS),
     RoadStage("pretrain", training.pretrain_inputs, _pretrain, ("checkpoints/last/manifest.json",), True),
     RoadStage("sft", training.sft_inputs, training.sft, ("checkpoints/last/manifest.json",), True),
     RoadStage("evaluate", measure.evaluate_inputs, measure.evaluate, (measure.RESULTS,)),
@@ -53,10 +54,10 @@ def run(
 ) -> Road:
     """Bring the run up to date, to the stage `until` (default: the last).
 
-    A stage whose inputs are as they were is left alone; an interrupted one goes on. `start` throws away that stage's
-    results and those of all after it first. A training stage never replaces checkpoints of another recipe by itself: it
-    raises UserError that says what differs, and `start` is the way to begin anew. Started by torchrun, the processes go
-    the road together.
+    A stage whose inputs are as they were is left alone; interrupted training goes on, another stage begins again.
+    `start` throws away that stage's results and those of all after it first. A training stage never replaces
+    checkpoints of another recipe by itself: it raises UserError that says what differs, and `start` is the way to begin
+    anew. Started by torchrun, the processes go the road together.
     """
     with joined() as ranks, ExitStack() as held:
         road = Road(recipe, listener if listener is not None and ranks.is_first else Silent(), ranks)
@@ -66,6 +67,8 @@ def run(
             training.check_ranks(recipe, ranks)
             _chosen(recipe, until, start)
             held.enter_context(run_lock(road.run.path))
+            for line in prepare.unread_files(recipe):
+                road.listener.say(f"warning: {line}")
             if start is not None:
                 _discard(road, start)
             if not road.run.recipe.exists():

@@ -22,6 +22,7 @@ from modicum.tokenizer import Tokenizer
 from modicum.train import Intervals, OptimizerSettings, Ranks, Schedule, Wishes, train
 from modicum.tune import ConversationRows, ConversationSplit, Count, load_conversations, packed_batches
 
+_EPOCHS_THAT_PAY = 4.0
 _MORE_OFTEN = 1.25  # times what was asked for: conversations that are seen so much more often are told of
 
 
@@ -50,6 +51,12 @@ def pretrain(road: Road) -> None:
     shards = open_shards(shards_folder(road, TRAIN), tokenizer_hash=tokenizer.hash)
     heldout = open_shards(shards_folder(road, HELDOUT), tokenizer_hash=tokenizer.hash)
     weights, max_epochs = corpus_weights(road, shards.sources)
+    for name, most in max_epochs.items():
+        if most > _EPOCHS_THAT_PAY:
+            road.listener.say(
+                f"warning: source {name}: max_epochs is {most:g}; above {_EPOCHS_THAT_PAY:g} passes a repeated text "
+                "teaches little more (Muennighoff et al. 2023)"
+            )
     rows = WindowRows(
         shards,
         sequence_length=settings.sequence_length,
@@ -90,7 +97,7 @@ def _take_over(road: Road, tokenizer: Tokenizer) -> None:
         config=start.config,
         weights=start.weights,
         tokenizer=tokenizer,
-        chat=False,
+        chat=start.talks,
         training=None,
         stop_ids=start.stop_ids,
     )
@@ -101,6 +108,7 @@ def sft_inputs(road: Road) -> dict[str, str]:
     settings = _sft_settings(road)
     inputs = {
         "base": hash_file(_base(road) / "manifest.json"),
+        "template": hash_json(open_tokenizer(road).chat_template),
         "sft": hash_json(identity(settings)),
         "epochs": str(settings.epochs),
         "seed": str(road.seed("sft")),
@@ -112,8 +120,9 @@ def sft_inputs(road: Road) -> dict[str, str]:
 
 def sft(road: Road) -> None:
     """Tune the base model on conversations for the recipe's number of epochs."""
-    settings, base = _sft_settings(road), load_checkpoint(_base(road))
-    split = conversations(road, base.tokenizer)
+    # the run's tokenizer is the base model's, but for a chat template that came after pretraining
+    settings, base, tokenizer = _sft_settings(road), load_checkpoint(_base(road)), open_tokenizer(road)
+    split = conversations(road, tokenizer)
     report = split.report
     if road.ranks.is_first:
         write_json(road.folder("sft") / "conversations.json", asdict(report))
@@ -126,7 +135,7 @@ def sft(road: Road) -> None:
         split.train,
         sequence_length=settings.sequence_length,
         seed=road.seed("sft"),
-        pad_id=base.tokenizer.pad_id,
+        pad_id=tokenizer.pad_id,
         separate_documents=settings.separate_documents,
     )
     wanted = rows.rows_for(settings.epochs)
@@ -142,12 +151,13 @@ def sft(road: Road) -> None:
         base.model().train(),
         _loader(road, rows, settings),
         chat=True,
-        tokenizer=base.tokenizer,
+        tokenizer=tokenizer,
         identity={
             "sft": identity(settings),
             "base": hash_file(_base(road) / "manifest.json"),
             "data": split.train.hash,
-            "tokenizer": base.tokenizer.hash,
+            "tokenizer": tokenizer.hash,
+            "template": hash_json(tokenizer.chat_template),
             "seed": road.recipe.seed,
         },
         heldout=lambda: packed_batches(
@@ -155,7 +165,7 @@ def sft(road: Road) -> None:
             settings.sequence_length,
             settings.evaluate_tokens,
             batch_size=_rows_at_once(road, settings),
-            pad_id=base.tokenizer.pad_id,
+            pad_id=tokenizer.pad_id,
             separate_documents=settings.separate_documents,
         ),
         **_common(road, "sft", settings, steps),

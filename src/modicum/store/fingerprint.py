@@ -2,10 +2,11 @@
 
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from modicum.store.atomic import write_json
-from modicum.store.hashes import hash_file, hash_tree
+from modicum.store.hashes import hash_file, hash_json, hash_tree
 
 
 class Fingerprints:
@@ -17,13 +18,23 @@ class Fingerprints:
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
-            self._known: dict[str, list[int | str]] = json.loads(path.read_text("utf-8"))
-        except (OSError, ValueError):
-            self._known = {}  # no memory, or a damaged one: everything is read again
+            known = json.loads(path.read_text("utf-8"))
+        except (OSError, ValueError, RecursionError):
+            known = None  # no memory, or a damaged one: all is read again
+        entries = known.items() if isinstance(known, dict) else ()
+        self._known: dict[str, list[int | str]] = {
+            name: entry
+            for name, entry in entries
+            if isinstance(entry, list) and [type(part) for part in entry] == [int, int, str]
+        }
 
     def of(self, path: Path) -> str:
         """SHA-256 of a file, or of the names and contents of the files below a folder."""
         return hash_tree(path, self._file)
+
+    def of_files(self, root: Path, names: Iterable[str]) -> str:
+        """SHA-256 of the names and contents of some files below a folder, their names relative to it."""
+        return hash_json({name: self._file(root / name) for name in names})
 
     def save(self) -> None:
         """Write what was learnt."""

@@ -25,7 +25,7 @@ def hash_json(value: Any) -> str:
 def hash_tree(path: Path, hash_one: Callable[[Path], str] = hash_file) -> str:
     """SHA-256 of a file, or of the relative names and contents of every regular file below a folder.
 
-    Hidden files, links, sockets and pipes are left out, as whoever reads a folder of text leaves them out.
+    Hidden files, links, sockets and pipes are left out.
     """
     if path.is_file():
         return hash_one(path)
