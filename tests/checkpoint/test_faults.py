@@ -2,16 +2,14 @@ import errno
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import textwrap
 
 import pytest
 import torch
 
 from modicum.checkpoint import load_checkpoint, newest
-from modicum.store import UserError, verify_manifest, write_manifest
+from modicum.store import UserError, remove_leftovers, verify_manifest, write_manifest
 
 
 def names(folder):
@@ -60,6 +58,13 @@ def test_what_is_no_checkpoint_is_said_to_be_none(tmp_path):
         load_checkpoint(tmp_path / "nowhere")
     with pytest.raises(UserError, match="not a checkpoint"):
         load_checkpoint(tmp_path)
+
+
+def test_another_programs_model_is_told_from_a_checkpoint_and_the_way_in_is_named(save):
+    folder = save()
+    (folder / "manifest.json").unlink()
+    with pytest.raises(UserError, match=rf"^{folder}: has no manifest.json.*`modicum import {folder} --dialect hf"):
+        load_checkpoint(folder)
 
 
 def test_every_missing_extra_and_misshapen_tensor_is_listed(save, small):
@@ -192,36 +197,61 @@ def test_a_really_full_disk_leaves_the_checkpoint_before(save, tmp_path):
         subprocess.run(["umount", disk], check=True)
 
 
-@pytest.mark.parametrize("call", range(1, 30, 4))
-def test_a_kill_at_any_flush_or_rename_leaves_a_loadable_newest_checkpoint(save, tmp_path, call):
-    save(step=10)
-    script = textwrap.dedent(f"""
-        import os, pathlib, signal, sys, torch
-        from modicum.checkpoint import TrainingState, load_checkpoint, save_checkpoint
-        root = pathlib.Path({str(tmp_path)!r})
-        loaded = load_checkpoint(root / "last")
-        seen = 0
-        def deadly(function):
-            def wrapped(*args, **kwargs):
-                global seen
-                seen += 1
-                if seen == {call}:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return function(*args, **kwargs)
-            return wrapped
-        os.fsync, os.replace = deadly(os.fsync), deadly(os.replace)
-        pathlib.Path.rename = deadly(pathlib.Path.rename)
-        save_checkpoint(root, 20, config=loaded.config, weights=loaded.weights, tokenizer=loaded.tokenizer, chat=False,
-                        training=TrainingState({{"moment": torch.zeros(1)}}, {{"step": 20}}))
-    """)
-    process = subprocess.run([sys.executable, "-c", script], check=False, stderr=subprocess.PIPE)
-    assert process.returncode in (0, -signal.SIGKILL), process.stderr.decode()
-    verify_manifest(tmp_path / "last")
-    found = newest(tmp_path)
-    assert load_checkpoint(found).step in (10, 20)
-    save(step=30)
-    assert names(tmp_path)[-1] == "step-00000030"
-    assert load_checkpoint(tmp_path / "last").step == 30
+# Saves step 20 again and again, each time in a copy of `before`, killed one flush or rename later, until one is whole.
+KILLS = """
+import itertools, os, pathlib, shutil, signal, sys, torch, traceback
+from modicum.checkpoint import TrainingState, load_checkpoint, save_checkpoint
+root = pathlib.Path(sys.argv[1])
+loaded = load_checkpoint(root / "before" / "last")
+weights, training = loaded.weights, TrainingState({"moment": torch.zeros(1)}, {"step": 20})
+left = 0
+def deadly(function):
+    def wrapped(*args, **kwargs):
+        global left
+        left -= 1
+        if not left:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*args, **kwargs)
+    return wrapped
+for call in itertools.count(1):
+    folder = root / f"{call:03}"
+    shutil.copytree(root / "before", folder, symlinks=True)
+    child = os.fork()
+    if child:
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if status != -signal.SIGKILL:
+            sys.exit(status)
+        continue
+    try:
+        left = call
+        os.fsync, os.replace, pathlib.Path.rename = map(deadly, (os.fsync, os.replace, pathlib.Path.rename))
+        save_checkpoint(
+            folder, 20, config=loaded.config, weights=weights, tokenizer=loaded.tokenizer, chat=False, training=training
+        )
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+"""
+
+
+def test_a_kill_at_any_flush_or_rename_leaves_a_loadable_newest_checkpoint(save, tmp_path):
+    save(step=10, root=tmp_path / "before")
+    process = subprocess.run([sys.executable, "-c", KILLS, tmp_path], check=False, stderr=subprocess.PIPE, text=True)
+    assert process.returncode == 0, process.stderr
+    *killed, whole = sorted(path for path in tmp_path.iterdir() if path.name != "before")
+    assert names(whole) == ["last", "step-00000010", "step-00000020"]
+    found = []
+    for folder in killed:
+        verify_manifest(folder / "last")
+        found.append((load_checkpoint(newest(folder)).step, load_checkpoint(folder / "last").step))
+        remove_leftovers(folder)
+        assert names(folder) == ["last", *(path.name for path in sorted(folder.glob("step-*")))]
+        save(step=30, root=folder)
+        assert names(folder)[-1] == "step-00000030"
+        assert load_checkpoint(folder / "last").step == 30
+    # killed before the folder had its name, before the link was moved, and after it
+    assert list(dict.fromkeys(found)) == [(10, 10), (20, 10), (20, 20)]
 
 
 def test_a_moved_copy_of_a_checkpoint_loads(save, tmp_path):

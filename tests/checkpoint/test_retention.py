@@ -1,6 +1,10 @@
+import shutil
+from pathlib import Path
+
 import pytest
 
-from modicum.checkpoint import best_of, mark_best, prune
+from modicum.checkpoint import best_of, load_checkpoint, mark_best, prune
+from modicum.store import UserError
 
 
 def steps(root):
@@ -37,3 +41,29 @@ def test_there_is_no_best_before_one_is_marked(tmp_path):
 def test_links_are_relative_so_that_a_run_can_be_moved(save, tmp_path, link):
     mark_best(tmp_path, save(step=10))
     assert (tmp_path / link).readlink().name == str((tmp_path / link).readlink())
+
+
+def test_folders_that_copying_made_of_the_links_become_links_again(save, tmp_path):
+    """`scp -r` follows links."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    mark_best(here, save(step=10, root=here))
+    shutil.copytree(here, there)
+    assert not (there / "last").is_symlink()
+    mark_best(there, save(step=20, root=there))
+    assert {(there / link).readlink() for link in ("last", "best")} == {Path("step-00000020")}
+    assert sorted(path.name for path in there.iterdir()) == ["best", "last", "step-00000010", "step-00000020"]
+    assert load_checkpoint(there / "step-00000010").step == 10
+
+
+@pytest.mark.parametrize("beside", ["nothing", "a damaged one"])
+def test_a_folder_in_the_place_of_a_link_that_may_be_the_only_copy_stays(save, tmp_path, beside):
+    root = tmp_path / "there"
+    folder = save(step=10, root=tmp_path / "here")
+    shutil.copytree(folder, root / "last")
+    if beside == "a damaged one":
+        shutil.copytree(folder, root / folder.name)
+        (root / folder.name / "model.safetensors").write_bytes(b"")
+    before = {path: path.read_bytes() for path in (root / "last").rglob("*") if path.is_file()}
+    with pytest.raises(UserError, match=r"last: a folder in the place of a link, .* move it away"):
+        save(step=30, root=root)
+    assert {path: path.read_bytes() for path in (root / "last").rglob("*") if path.is_file()} == before

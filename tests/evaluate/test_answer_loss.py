@@ -89,7 +89,7 @@ def test_different_prompts_are_each_used_exactly_once():
 
 @pytest.mark.parametrize("prompts", [[[1]], [[1, 2], [1, 2]]])
 def test_equal_prompts_cannot_be_exchanged(prompts):
-    with pytest.raises(UserError, match="all have one prompt"):
+    with pytest.raises(UserError, match="that are measured all have one prompt"):
         exchange_prompts(prompts, 0)
 
 
@@ -101,6 +101,18 @@ def test_conversations_longer_than_the_context_are_left_out_and_counted(model, t
         answer_loss(model, tokenizer, [long])
     with pytest.raises(UserError, match="none of 0 held-out conversations fits"):
         answer_loss(model, tokenizer, [])
+
+
+def test_a_number_of_tokens_bounds_what_is_scored_to_conversations_that_the_seed_draws(model, tokenizer):
+    many = [conversation(f"{number}?", f"It is {number}.") for number in range(200)]
+    exchange = last_exchange(tokenizer, many[0])
+    size = len(exchange.prompt) + len(exchange.answer)
+    bounded = [answer_loss(model, tokenizer, many, max_tokens=20 * size, seed=seed) for seed in (1, 1, 2)]
+    assert 10 <= bounded[0].conversations <= 25
+    assert bounded[0] == bounded[1] != bounded[2]
+    true, shuffled = (answer_loss(model, tokenizer, many, max_tokens=200, shuffle=flag) for flag in (False, True))
+    assert true.tokens == shuffled.tokens
+    assert answer_loss(model, tokenizer, many, max_tokens=10**6) == answer_loss(model, tokenizer, many)
 
 
 def test_a_shuffled_prompt_too_long_for_an_answer_loses_its_beginning(model, tokenizer):

@@ -161,3 +161,13 @@ def test_bits_per_byte_are_those_of_equal_chances_and_of_certainty(tokenizer):
     assert found.full_bits_per_byte == pytest.approx(wanted)
     assert found.bits_per_byte == pytest.approx(0)
     assert (found.texts, found.source, found.quality.positions) == (1, "mine", len(row))
+
+
+def test_control_tokens_of_a_text_that_a_model_wrote_are_no_bytes_of_it(tokenizer):
+    """It goes on after the end of a text, which is predicted, and is nobody's text."""
+    said = "what a port is"
+    ids = tokenizer.encode(said)
+    row = np.array([tokenizer.bos_id, *ids, tokenizer.eot_id, *ids, tokenizer.end_of_turn_id])
+    even = np.full((len(row), tokenizer.vocab_size), 7.0)
+    found = judged(Texts((row,), "mine"), tokenizer, [even], [even])
+    assert found.bits_per_byte == pytest.approx((len(row) - 1) * np.log2(tokenizer.vocab_size) / (2 * len(said)))

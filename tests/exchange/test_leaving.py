@@ -10,7 +10,7 @@ from modicum.checkpoint import TrainingState, load_checkpoint, save_checkpoint
 from modicum.exchange import export_gguf, export_hf, export_onnx
 from modicum.exchange.leaving import leaving
 from modicum.store import read_json
-from modicum.tokenizer import Tokenizer
+from modicum.tokenizer import Tokenizer, load_tokenizer
 from modicum.tokenizer.roles import Roles
 
 pytestmark = pytest.mark.usefixtures("brief_gate")
@@ -87,3 +87,24 @@ def test_transformers_puts_around_a_text_what_the_tokenizer_did(around, bos, tok
     before, after = ([vocab[token]] if token else [] for token in (roles.opens, roles.closes))
     theirs = AutoTokenizer.from_pretrained(tmp_path)
     assert theirs(TEXT).input_ids == [*before, *tokenizer.encode(TEXT), *after]
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_a_template_that_ends_turns_as_texts_end_makes_no_chat_model_of_a_base_model(tokenizer, tmp_path, chat):
+    tokenizer.save(tmp_path / "tokenizer")
+    template = "{% for m in messages %}{{ m.role + ':\n' + m.content + '<|endoftext|>' }}{% endfor %}"
+    own = load_tokenizer(tmp_path / "tokenizer", template=template)
+    untrained = load_checkpoint(gguf_models.save(tokenizer, tmp_path / "plain", chat=chat))
+    path = save_checkpoint(
+        tmp_path / "trained",
+        1,
+        config=untrained.config,
+        weights=untrained.weights,
+        tokenizer=own,
+        chat=chat,
+        training=TrainingState({}, {}),
+    )
+    trained = load_checkpoint(path)
+    assert trained.stop_ids == [own.end_of_turn_id] == [own.eot_id]
+    assert trained.talks is chat
+    assert (leaving(trained).tokenizer.chat_template is None) is not chat

@@ -2,9 +2,10 @@
 
 import pytest
 
-from modicum.generate import ChatSession, SamplingParams
+from modicum.generate import ChatSession, Generator, SamplingParams
 from modicum.generate.decoding import Decoding
 from modicum.store import UserError
+from modicum.tokenizer import load_tokenizer
 
 SHORT = SamplingParams(temperature=0, max_new_tokens=6)
 
@@ -34,6 +35,22 @@ def test_each_turn_sees_the_ones_before(roomy, tokenizer, monkeypatch):
     assert chat.messages == said
     expected = [tokenizer.render(said[:n], add_generation_prompt=True).ids for n in (2, 4)]
     assert prompts == expected
+
+
+def test_a_second_question_is_answered_where_past_turns_begin_otherwise_than_a_prompt(tokenizer, speaker, tmp_path):
+    """As for models that reason: the template opens the thoughts of an answer to come, and drops those of past ones."""
+    template = (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n(thoughts)\n' }}{% endif %}"
+    )
+    tokenizer.save(tmp_path)
+    other = load_tokenizer(tmp_path, template=template)
+    begun = other.render([{"role": "user", "content": "one?"}], add_generation_prompt=True).ids
+    generator = speaker([begun[-1], *other.encode("ok"), other.end_of_turn_id], context=256)
+    chat = ChatSession(Generator(generator.model, other, stop_ids=[other.end_of_turn_id]), SHORT)
+    assert [chat.ask("one?"), chat.ask("two?")] == ["ok", "ok"]
+    with pytest.raises(UserError, match="not what that assistant turn begins with"):
+        other.render(chat.messages)
 
 
 def test_reset_forgets_the_turns_and_keeps_the_system_message(roomy):

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+import torch
 
 from modicum.generate.params import SamplingParams
 from modicum.store import UserError
@@ -16,6 +17,26 @@ WHOLE = ("max_new_tokens", "top_k", "seed")
 def test_nan_infinite_and_negative_numbers_are_refused_by_name(name, value):
     with pytest.raises(UserError, match=rf"^{name}: expected"):
         SamplingParams(**{name: value})
+
+
+@pytest.mark.parametrize("name", [*NUMBERS, "frequency_penalty"])
+@pytest.mark.parametrize("digits", [400, 5000])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_whole_numbers_beyond_all_floats_are_refused_by_name(name, digits, sign):
+    with pytest.raises(UserError, match=rf"^{name}: expected"):
+        SamplingParams(**{name: sign * 10**digits})
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_counts_below_zero_are_refused_however_long_they_are(name):
+    with pytest.raises(UserError, match=rf"^{name}: expected a whole number .* found a number of thousands of digits"):
+        SamplingParams(**{name: -(10**5000)})
+
+
+def test_whole_numbers_beyond_a_tensors_are_as_good_as_any():
+    params = SamplingParams(temperature=10**300, top_k=10**300)
+    assert torch.tensor([params.temperature, params.top_k], dtype=torch.float64).isfinite().all()
+    assert (params.temperature, params.greedy) == (1e300, False)
 
 
 @pytest.mark.parametrize("name", ["top_p", "min_p"])
@@ -80,7 +101,9 @@ def test_the_number_of_alternatives_is_bounded(value):
         SamplingParams(top_logprobs=value)
 
 
-@pytest.mark.parametrize("bias", [[3], {-1: 1.0}, {"3": 1.0}, {3: math.inf}, {3: 1e7}, {3: "1"}])
+@pytest.mark.parametrize(
+    "bias", [[3], {-1: 1.0}, {"3": 1.0}, {3: math.inf}, {3: 1e7}, {3: "1"}, {3: 10**400}, {3: 10**5000}]
+)
 def test_a_bias_that_is_no_number_of_an_id_is_refused(bias):
     with pytest.raises(UserError, match=r"^logit_bias: expected token ids"):
         SamplingParams(logit_bias=bias)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from modicum.model.linear import Linear
 from modicum.model.native import kernel_fault
 from modicum.model.packing import RoundedMatrix
 from modicum.model.quantized import install, matrix_names
@@ -122,6 +123,32 @@ def test_a_part_that_the_kernel_does_not_know_is_called_itself(tiny, lively, som
             return 2 * super().forward(input)
 
     model.model.layers[1].mlp.up_proj.__class__ = Doubled
+    cache, ids = SlotCache(model.config, 5, 40), some_ids(5, 40)
+    found = make_step(model, cache, compiled=True)(*fed(model, cache, ids, LENGTHS), 40)
+    for row, length in enumerate(LENGTHS):
+        torch.testing.assert_close(found[row], model(ids[row : row + 1, : length + 1])[0, -1], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("names", [("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")], ids=str)
+@pytest.mark.parametrize("kind", ["an adapter", "PyTorch's own"])
+@torch.inference_mode()
+def test_all_parts_of_one_input_that_the_kernel_does_not_know_are_called_themselves(
+    tiny, lively, some_ids, names, kind
+):
+    """All of them, so that none is of another kind than those beside it."""
+
+    class Doubled(Linear):
+        def forward(self, input):
+            return 2 * super().forward(input)
+
+    model = lively(tiny())
+    block = model.model.layers[1]
+    parent = block.self_attn if "q_proj" in names else block.mlp
+    for name in names:
+        before = getattr(parent, name)
+        after = (Doubled if kind == "an adapter" else torch.nn.Linear)(before.in_features, before.out_features, False)
+        after.weight.copy_(before.weight)
+        setattr(parent, name, after)
     cache, ids = SlotCache(model.config, 5, 40), some_ids(5, 40)
     found = make_step(model, cache, compiled=True)(*fed(model, cache, ids, LENGTHS), 40)
     for row, length in enumerate(LENGTHS):

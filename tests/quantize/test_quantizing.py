@@ -4,15 +4,24 @@ import json
 import time
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from modicum.checkpoint import load_checkpoint
 from modicum.checkpoint.rounded import rounded_tensors
+from modicum.evaluate.divergence import Limits, Quality
 from modicum.generate import Generator, SamplingParams
+from modicum.model.quantized import matrix_names
+from modicum.model.stepper import _known
 from modicum.quantize import quantize_checkpoint, quantizing, tuning
-from modicum.quantize.texts import equal_rows
+from modicum.quantize import texts as fitting
+from modicum.quantize.judging import input_moments, rounded
+from modicum.quantize.mixing import mix
+from modicum.quantize.rounding import round_matrix
+from modicum.quantize.texts import equal_rows, fitting_texts
 from modicum.store import UserError
 
 
@@ -56,6 +65,72 @@ def test_a_budget_gives_more_bits_to_what_costs_most_and_is_met(checkpoint, text
     assert {tight.bits[name] for name in tight.promoted} == {8}
     worth = {name: tight.costs[name] for name in tight.bits if tight.bits[name] == 4 or name in tight.promoted}
     assert max(worth, key=worth.get) in tight.promoted
+
+
+ATTENTION = [f"model.layers.1.self_attn.{name}_proj" for name in "qkv"]
+GATED = [f"model.layers.0.mlp.{name}_proj" for name in ("gate", "up")]
+
+
+@pytest.mark.parametrize(
+    ("bits", "more", "wanted"),
+    [(8, 1, ATTENTION), (8, 4, [*ATTENTION, *GATED]), (4, 1, [ATTENTION[1]]), (4, 2, [ATTENTION[1], GATED[1]])],
+)
+def test_full_precision_is_given_to_all_matrices_of_one_input_and_more_bits_to_each_alone(
+    bits, more, wanted, checkpoint
+):
+    model = load_checkpoint(checkpoint).model()
+    names = [name for name in matrix_names(model) if bits == 8 or "embed" not in name]
+    weights = {name: model.get_submodule(name).weight.data for name in names}
+    costs = {name: {ATTENTION[1]: 1.0, GATED[1]: 0.5}.get(name, 0.0) for name in names}
+    better = {name: None if bits == 8 else round_matrix(weight, 8) for name, weight in weights.items()}
+
+    def judge(model):
+        left = sum(getattr(model.get_submodule(name), "bits", 32) == bits for name in names)
+        return Quality(positions=1, mean_kl=left, tail_kl=0, agreement=1, clear=1, clear_differing=0)
+
+    matrices = {name: round_matrix(weight, bits) for name, weight in weights.items()}
+    found = mix(judge, model, matrices, better, costs, Limits(len(names) - more, 1, 0), say=lambda _: None)
+    assert sorted(found.promoted) == sorted(wanted)
+    with rounded(model, found.matrices):
+        assert _known(model)
+
+
+def test_the_moments_of_one_input_are_kept_once(checkpoint):
+    model, rows = load_checkpoint(checkpoint).model(), [torch.arange(30), torch.arange(20, 60)]
+    names = [name for name in matrix_names(model) if "embed" not in name]
+    inputs = {name: [] for name in names}
+    for name, seen in inputs.items():
+        model.get_submodule(name).register_forward_pre_hook(lambda _, given, seen=seen: seen.append(given[0][0]))
+    found = input_moments(model, rows)
+    for name in names:
+        x = torch.cat(inputs[name])
+        torch.testing.assert_close(found[name], x.T @ x / len(x), atol=1e-5, rtol=1e-4)
+    assert found.keys() == inputs.keys()
+    assert len({id(moments) for moments in found.values()}) == 4 * model.config.num_hidden_layers
+
+
+def test_what_is_fitted_to_is_drawn_from_all_of_the_text_whatever_its_order(checkpoint, tmp_path, monkeypatch):
+    monkeypatch.setattr(fitting, "_MOST", 10)
+    loaded, found = load_checkpoint(checkpoint), []
+    lines = [f"{number}, a rounded weight says nearly what it said before" for number in range(60)]
+    for number, order in enumerate((lines, lines[::-1], lines * 2)):
+        file = tmp_path / f"{number}.jsonl"
+        file.write_text("\n".join(json.dumps({"text": line}) for line in order))
+        found.append([ids.tolist() for ids in fitting_texts(file, loaded)])
+    assert found[0] == found[1] == found[2]
+    assert {ids[0] for ids in found[0]} == {loaded.tokenizer.bos_id}
+    said = {loaded.tokenizer.decode(ids[1:]) for ids in found[0]}
+    assert len(said & set(lines)) == 10
+    assert not said <= set(lines[:30])
+
+
+def test_what_the_model_wrote_is_fitted_to_as_it_wrote_it(checkpoint, monkeypatch):
+    """A control token stays one: its name in letters is what the model never says."""
+    loaded = load_checkpoint(checkpoint)
+    bos, said = loaded.tokenizer.bos_id, loaded.tokenizer.encode("A rounded weight")
+    written = [[bos, *said, loaded.tokenizer.eot_id, *said], [bos, *said]]
+    monkeypatch.setattr(fitting, "own_texts", lambda *_, **__: written)
+    assert [ids.tolist() for ids in fitting_texts(None, loaded)] == written
 
 
 def test_above_the_limits_nothing_is_written_and_the_figure_is_named(checkpoint, text, heldout, tmp_path):
@@ -154,10 +229,10 @@ def test_too_little_text_and_none_for_tuning_are_refused(checkpoint, tmp_path):
 def test_tuning_brings_four_bits_nearer_to_full_precision(checkpoint, text, heldout, tmp_path):
     plain = quantize_checkpoint(checkpoint, to="int4", out=tmp_path / "plain", text=text, heldout=heldout, max_kl=5)
     tuned = quantize_checkpoint(
-        checkpoint, to="int4", out=tmp_path / "tuned", text=text, heldout=heldout, max_kl=5, tune_steps=30
+        checkpoint, to="int4", out=tmp_path / "tuned", text=text, heldout=heldout, max_kl=5, tune_steps=60
     )
     assert tuned.judged.quality.mean_kl < 0.6 * plain.judged.quality.mean_kl
-    assert tuned.tuned_steps == 30
+    assert tuned.tuned_steps == 60
     assert tuned.bits == plain.bits
 
 
@@ -191,11 +266,10 @@ def test_texts_of_any_lengths_tune(lengths, checkpoint, tmp_path):
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(lengths=st.lists(st.integers(0, 50), max_size=40), fewest=st.integers(1, 9))
 def test_rows_that_are_tuned_on_are_of_one_length_and_hold_the_texts_in_their_order(lengths, fewest, tokenizer):
-    texts = ["ab" * length for length in lengths]
-    wanted = [id for text in texts if text for id in (tokenizer.bos_id, *tokenizer.encode(text))]
-    holder = SimpleNamespace(tokenizer=tokenizer, config=SimpleNamespace(max_position_embeddings=96))
+    texts = [np.array([tokenizer.bos_id, *tokenizer.encode("ab" * length)], dtype=np.uint16) for length in lengths]
+    wanted = [id for text in texts if len(text) > 1 for id in text.tolist()]
     try:
-        rows = equal_rows(holder, texts, length=32, tokens=10**6, fewest=fewest)
+        rows = equal_rows(texts, length=32, tokens=10**6, fewest=fewest)
     except UserError:
         assert len(wanted) < 8 * fewest
         return

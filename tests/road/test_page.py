@@ -84,6 +84,19 @@ def test_a_part_that_was_not_measured_leaves_the_page_whole(figures, part):
     assert [section["id"] for section in page.all("section")] == [name for name in SECTIONS if name not in gone]
 
 
+@pytest.mark.parametrize("part", ["chat", "loss"])
+def test_half_of_what_is_told_of_answers_stands_alone_with_the_reason_for_the_other(figures, part):
+    figures["answers"][part] = None
+    figures["not_measured"] = {"answers": "there is <no> room"}
+    page = page_of(figures)
+    answers = page.all("section", id="answers")[0]["text"]
+    assert ("Ended by themselves" in answers) == (part == "loss")
+    assert ("nats a token" in answers) == (part == "chat")
+    assert "Answers: not measured: there is <no> room." in page.all("main")[0]["text"]
+    figures["answers"] = {"chat": None, "loss": None}
+    assert not page_of(figures).all("section", id="answers")
+
+
 def test_the_page_asks_nothing_of_the_network_and_runs_nothing(figures):
     from modicum.road.report.plots import Picture
 

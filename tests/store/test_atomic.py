@@ -74,6 +74,17 @@ def test_a_kill_between_the_two_renames_loses_neither_folder(tmp_path):
     assert (tmp_path / "final" / "x").read_text() == "old"
 
 
+def test_a_link_left_behind_is_cleared_and_what_it_leads_to_stays(tmp_path):
+    (tmp_path / "step-1").mkdir()
+    (tmp_path / "step-1" / "x").write_text("1")
+    for name in ("last", ".tmp-last", ".aside-last"):
+        (tmp_path / name).symlink_to("step-1")
+    (tmp_path / ".tmp-best").symlink_to("step-2")
+    remove_leftovers(tmp_path)
+    assert names(tmp_path) == ["last", "step-1"]
+    assert (tmp_path / "last" / "x").read_text() == "1"
+
+
 @pytest.mark.parametrize("call", ["fsync", "rename", "rmtree"])
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_a_kill_at_any_system_call_leaves_old_or_new_and_never_a_part(tmp_path, call, count):

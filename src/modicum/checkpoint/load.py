@@ -16,6 +16,7 @@ from modicum.model import Decoder, ModelConfig
 from modicum.model.packing import RoundedMatrix
 from modicum.model.quantized import install
 from modicum.store import UserError, read_json, verify_manifest
+from modicum.store.manifest import MANIFEST
 from modicum.tokenizer import Tokenizer, load_tokenizer
 
 _ANOTHER = "take another checkpoint, or copy this one again"
@@ -25,13 +26,15 @@ _ANOTHER = "take another checkpoint, or copy this one again"
 class Checkpoint:
     """A checkpoint folder whose files have been checked. Weights and training state are read when asked for.
 
-    rounded: bits of each matrix that is stored in 8 or 4, by the name of its module; none at full precision.
+    chat: whether its config lists its ends, as it does for a chat model, where a base model has one. rounded: bits of
+    each matrix that is stored in 8 or 4, by the name of its module; none at full precision.
     """
 
     path: Path
     config: ModelConfig
     tokenizer: Tokenizer
     stop_ids: list[int]
+    chat: bool
     rounded: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -42,8 +45,10 @@ class Checkpoint:
 
     @property
     def talks(self) -> bool:
-        """Whether it answers in its tokenizer's chat template: it stops where that ends a turn."""
-        return self.tokenizer.chat_template is not None and self.tokenizer.end_of_turn_id in self.stop_ids
+        """Whether it answers in its tokenizer's chat template: it stops where that ends a turn. Where a text ends in
+        the same way, `chat` tells it from a base model."""
+        tokenizer, turn = self.tokenizer, self.tokenizer.end_of_turn_id
+        return tokenizer.chat_template is not None and turn in self.stop_ids and (turn != tokenizer.eot_id or self.chat)
 
     @property
     def was_trained(self) -> bool:
@@ -101,7 +106,8 @@ def load_checkpoint(path: Path, *, verify: bool = True) -> Checkpoint:
     """The checkpoint at `path` (a folder, or a link to one).
 
     verify: compare every file with the manifest's SHA-256. Raises UserError, naming the file, for a folder that is no
-    checkpoint, a file that is missing, cut off or altered, and tensors that are not those of the config.
+    checkpoint (with the way in, for another program's), a file that is missing, cut off or altered, and tensors that
+    are not those of the config.
     """
     if not path.is_dir():
         raise UserError(f"{path}: no such checkpoint; expected a folder such as runs/<name>/sft/checkpoints/last")
@@ -109,6 +115,11 @@ def load_checkpoint(path: Path, *, verify: bool = True) -> Checkpoint:
         raise UserError(f"{path}: not a checkpoint, for it has no config.json; name a step-… folder or `last`")
     _refuse_links_out(path)
     if verify:
+        if not (path / MANIFEST).exists():
+            raise UserError(
+                f"{path}: has no manifest.json, so it is another program's model, or an export; make a checkpoint of "
+                f"it with `modicum import {path} --dialect hf --out DIR`"
+            )
         verify_manifest(path)
     try:
         given = _read_json(path / "config.json")
@@ -124,7 +135,8 @@ def load_checkpoint(path: Path, *, verify: bool = True) -> Checkpoint:
             f"{config.vocab_size}; they are not of one checkpoint: {_ANOTHER}"
         )
     _check_shapes(path / WEIGHTS, stored_shapes(shapes, rounded, tied=config.tie_word_embeddings))
-    return Checkpoint(path, config, tokenizer, _stop_ids(path, tokenizer), rounded)
+    chat = isinstance(given.get("eos_token_id"), list)
+    return Checkpoint(path, config, tokenizer, _stop_ids(path, tokenizer), chat, rounded)
 
 
 def newest(root: Path) -> Path | None:

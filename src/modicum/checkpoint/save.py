@@ -13,8 +13,9 @@ from torch import Tensor
 from modicum.checkpoint.rounded import rounded_config, rounded_tensors
 from modicum.model import ModelConfig
 from modicum.model.packing import RoundedMatrix
-from modicum.store import UserError, atomic_directory, write_json, write_manifest
-from modicum.store.atomic import fsync_path
+from modicum.store import UserError, atomic_directory, verify_manifest, write_json, write_manifest
+from modicum.store.atomic import fsync_path, replace_directory
+from modicum.store.manifest import MANIFEST
 from modicum.tokenizer import Tokenizer
 
 WEIGHTS, OPTIMIZER, STATE = "model.safetensors", "training/optimizer.safetensors", "training/state.json"
@@ -101,12 +102,40 @@ def write_model(
 
 
 def point(link: Path, target: Path) -> None:
-    """Make `link` a relative link to its neighbour `target`, in one step."""
+    """Make `link` a relative link to its neighbour `target`, in one step.
+
+    A folder in its place, which a copy that follows links makes of one, is replaced where the step folder that it is a
+    copy of stands beside it, whole. Raises UserError where none does.
+    """
+    copied = link.is_dir() and not link.is_symlink()
+    if copied and not _stands_beside(link):
+        raise UserError(
+            f"{link}: a folder in the place of a link, and no step-… folder beside it holds the same; give it the name "
+            "of its step, such as step-00001000, or move it away"
+        )
     temporary = link.with_name(f".tmp-{link.name}")
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(target.name)
-    os.replace(temporary, link)
-    fsync_path(link.parent)
+    if copied:
+        replace_directory(temporary, link)
+    else:
+        os.replace(temporary, link)
+        fsync_path(link.parent)
+
+
+def _stands_beside(copy: Path) -> bool:
+    """Whether a step folder beside this one has the same files, none of them damaged."""
+    if not (copy / MANIFEST).is_file():
+        return False
+    same = (copy / MANIFEST).read_bytes()
+    for manifest in copy.parent.glob(f"step-*/{MANIFEST}"):
+        if manifest.read_bytes() == same:
+            try:
+                verify_manifest(manifest.parent)
+            except UserError:
+                continue
+            return True
+    return False
 
 
 def _save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:

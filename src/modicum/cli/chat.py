@@ -6,7 +6,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from modicum.cli.app import verb
-from modicum.cli.options import Checkpoint, MaxNewTokens, MinP, RepetitionPenalty, Seed, Temperature, TopK, TopP
+from modicum.cli.options import (
+    NEVER_TALKED,
+    Checkpoint,
+    MaxNewTokens,
+    MinP,
+    RepetitionPenalty,
+    Seed,
+    Temperature,
+    TopK,
+    TopP,
+)
+from modicum.cli.reading import read_text
 
 if TYPE_CHECKING:
     from modicum.generate import ChatSession
@@ -44,6 +55,8 @@ def chat(
         seed=seed,
     )
     loaded = load_checkpoint(checkpoint)
+    if not loaded.talks:
+        print(f"{checkpoint}: {NEVER_TALKED}", file=sys.stderr)
     generator = Generator(loaded.model(), loaded.tokenizer, stop_ids=loaded.stop_ids)
     session = ChatSession(generator, params, system=system)
     print(f"{checkpoint}: type a message; /help lists commands", file=sys.stderr)
@@ -66,13 +79,14 @@ def chat(
 
 
 def _read() -> str | None:
-    """The next line typed, or None at the end of input."""
+    """The next line typed or piped, without its end; None at the end of input."""
     if sys.stdin.isatty():
         try:
-            return input("> ")
+            return read_text(lambda: input("> "))
         except EOFError:
             return None
-    return sys.stdin.readline() or None
+    line = read_text(sys.stdin.readline)
+    return line.rstrip("\r\n") if line else None
 
 
 def _answer(session: "ChatSession", line: str) -> None:

@@ -7,7 +7,18 @@ from typing import Annotated
 import typer
 
 from modicum.cli.app import verb
-from modicum.cli.options import Checkpoint, MaxNewTokens, MinP, RepetitionPenalty, Seed, Temperature, TopK, TopP
+from modicum.cli.options import (
+    NEVER_TALKED,
+    Checkpoint,
+    MaxNewTokens,
+    MinP,
+    RepetitionPenalty,
+    Seed,
+    Temperature,
+    TopK,
+    TopP,
+)
+from modicum.cli.reading import read_text
 
 
 @verb("generate", "modicum generate runs/quickstart/sft/checkpoints/last --prompt 'What is CWE-79?' --chat")
@@ -46,8 +57,12 @@ def generate(
     )
     if system is not None and not chat:
         raise UserError("--system: needs --chat, which makes the prompt a conversation")
-    text = sys.stdin.read() if prompt is None else prompt
+    text = read_text(sys.stdin.read) if prompt is None else prompt
+    if chat and prompt is None:
+        text = text.rstrip("\r\n")  # it ends the line that was piped, not the question
     loaded = load_checkpoint(checkpoint)
+    if chat and not loaded.talks:
+        print(f"{checkpoint}: {NEVER_TALKED}", file=sys.stderr)
     tokenizer = loaded.tokenizer
     generator = Generator(loaded.model(), tokenizer, stop_ids=loaded.stop_ids)
     if chat:

@@ -19,6 +19,12 @@ Rounds = Annotated[int, typer.Option(help="Rounds; each system has a turn in eac
 ReportAsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
 TableAsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the table.")]
 
+# What is said of a model that is to answer and was trained for text alone.
+NEVER_TALKED = (
+    "never learned to end a turn, so its answers run on until something else ends them; a run's chat model is its "
+    "sft/checkpoints/last"
+)
+
 MaxNewTokens = Annotated[int, typer.Option(help="At most so many tokens.")]
 Temperature = Annotated[float, typer.Option(help="0 takes the most probable token each time.")]
 TopK = Annotated[int, typer.Option(help="Only the k most probable tokens; 0 for all.")]

@@ -23,7 +23,8 @@ class AnswerLoss:
     """nats_per_token: mean over all tokens of all answers, with a 95 % bootstrap interval over conversations (None for
     a single one).
 
-    too_long: conversations left out because they exceed the context. shuffled: whether prompts were exchanged.
+    too_long: conversations, of those that were drawn, left out because they exceed the context. shuffled: whether
+    prompts were exchanged.
     """
 
     nats_per_token: float
@@ -54,6 +55,7 @@ def answer_loss(
     conversations: Sequence[Conversation],
     *,
     shuffle: bool = False,
+    max_tokens: int | None = None,
     seed: int = 0,
     batch_tokens: int = 8192,
     bfloat16: bool = False,
@@ -62,13 +64,13 @@ def answer_loss(
     """Negative log-likelihood of the answers' tokens.
 
     shuffle: each answer follows the prompt of another conversation, chosen by the seed and never equal to its own; one
-    too long for the context loses its beginning. Raises UserError when no conversation fits, or all prompts are equal.
+    too long for the context loses its beginning. max_tokens: score only conversations of about so many tokens together,
+    drawn by the seed. Raises UserError when no conversation fits, or all prompts are equal.
     """
     context = model.config.max_position_embeddings
-    exchanges = [last_exchange(tokenizer, conversation) for conversation in conversations]
-    kept = [e for e in exchanges if len(e.prompt) + len(e.answer) <= context + 1]
+    kept, too_long = _fitting(tokenizer, conversations, context, max_tokens, seed)
     if not kept:
-        raise UserError(f"none of {len(exchanges)} held-out conversations fits into the context of {context} tokens")
+        raise UserError(f"none of {too_long} held-out conversations fits into the context of {context} tokens")
     prompts = exchange_prompts([e.prompt for e in kept], seed) if shuffle else [e.prompt for e in kept]
     sequences = []
     for prompt, exchange in zip(prompts, kept, strict=True):
@@ -77,7 +79,27 @@ def answer_loss(
     scores = token_logprobs(model, sequences, batch_tokens=batch_tokens, bfloat16=bfloat16)
     nats, tokens = [-float(s.sum()) for s in scores], [len(s) for s in scores]
     low, high = ratio_interval(nats, tokens, samples=bootstrap_samples, seed=seed)
-    return AnswerLoss(sum(nats) / sum(tokens), low, high, sum(tokens), len(kept), len(exchanges) - len(kept), shuffle)
+    return AnswerLoss(sum(nats) / sum(tokens), low, high, sum(tokens), len(kept), too_long, shuffle)
+
+
+def _fitting(
+    tokenizer: Tokenizer, conversations: Sequence[Conversation], context: int, max_tokens: int | None, seed: int
+) -> tuple[list[Exchange], int]:
+    """Those that fit into the context, in their order, and how many of those looked at do not: drawn until there are
+    `max_tokens`, or all."""
+    drawn: dict[int, Exchange] = {}
+    too_long = tokens = 0
+    for place in random.Random(seed).sample(range(len(conversations)), len(conversations)):
+        exchange = last_exchange(tokenizer, conversations[place])
+        size = len(exchange.prompt) + len(exchange.answer)
+        if size > context + 1:
+            too_long += 1
+            continue
+        drawn[place] = exchange
+        tokens += size
+        if max_tokens is not None and tokens >= max_tokens:
+            break
+    return [drawn[place] for place in sorted(drawn)], too_long
 
 
 def last_exchange(tokenizer: Tokenizer, conversation: Conversation) -> Exchange:
@@ -105,7 +127,7 @@ def exchange_prompts(prompts: Sequence[list[int]], seed: int) -> list[list[int]]
     circle = list(range(len(prompts)))
     random.Random(seed).shuffle(circle)
     if all(prompt == prompts[0] for prompt in prompts):
-        raise UserError("the held-out conversations all have one prompt, so none can be exchanged for another")
+        raise UserError("the conversations that are measured all have one prompt, so none can be exchanged for another")
     exchanged: list[list[int]] = [[]] * len(prompts)
     for place, own in enumerate(circle):
         others = (prompts[circle[(place + step) % len(circle)]] for step in range(1, len(circle)))

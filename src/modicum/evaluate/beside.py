@@ -56,7 +56,9 @@ def judged(
     full_bits: list[float] = []
     bits: list[float] = []
     measured = quality(_noting(texts.rows, full, full_bits), _noting(texts.rows, found, bits), clear=clear)
-    size = max(1, sum(len(tokenizer.id_bytes(int(token))) for ids in texts.rows for token in ids[1:]))
+    said = (int(token) for ids in texts.rows for token in ids[1:])
+    silent = tokenizer.special_ids - tokenizer.spoken_ids  # no text, though what the model writes itself has some
+    size = max(1, sum(len(tokenizer.id_bytes(token)) for token in said if token not in silent))
     return Judged(len(texts.rows), texts.source, measured, sum(full_bits) / size, sum(bits) / size)
 
 

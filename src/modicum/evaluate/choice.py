@@ -72,7 +72,10 @@ def multiple_choice(
     encoded = [[encode(tokenizer, item.question, choice) for choice in item.choices] for item in items]
     fits = [all(len(choice.ids) <= context + 1 for choice in choices) for choices in encoded]
     if not any(fits):
-        raise UserError(f"none of the {len(items)} multiple-choice items fits into the context of {context} tokens")
+        raise UserError(
+            f"none of the {len(items)} multiple-choice items fits into the context of {context} tokens; give shorter "
+            "ones (evaluate.items)"
+        )
     flat = [choice for choices, fit in zip(encoded, fits, strict=True) if fit for choice in choices]
     sums = iter([float(s.sum()) for s in token_logprobs(model, flat, batch_tokens=batch_tokens, bfloat16=bfloat16)])
     pairs = [

@@ -74,7 +74,10 @@ def answer_quality(
     room = min(max_new_tokens, generator.context // 2)
     kept = [exchange for exchange in exchanges if len(exchange.prompt) + room <= generator.context]
     if not kept:
-        raise UserError(f"none of {len(exchanges)} held-out prompts leaves room for {room} tokens in the context")
+        raise UserError(
+            f"none of {len(exchanges)} held-out prompts leaves room for {room} tokens in the context of "
+            f"{generator.context}; lower evaluate.max_new_tokens"
+        )
     params = SamplingParams(temperature=0, max_new_tokens=max_new_tokens)
     completions = generator.generate([exchange.prompt for exchange in kept], params, batch_size=batch_size)
     answers = [[i for i in c.ids if i not in generator.stop_ids] for c in completions]

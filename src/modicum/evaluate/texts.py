@@ -93,19 +93,24 @@ def pieces_of(path: Path, option: str) -> Iterator[str]:
     yield from _cut(record.text for name in files.names for record in read_file(source, files.root or path, name))
 
 
+def chosen(pieces: Iterable[str], most: int) -> list[str]:
+    """At most so many pieces, which their hashes choose and order, wherever they stand; one that stands twice counts
+    once."""
+    return [piece for _, piece in heapq.nsmallest(most, _distinct(pieces))]
+
+
 def _cut(texts: Iterable[str]) -> Iterator[str]:
     for text in texts:
         yield from (text[at : at + PIECE] for at in range(0, len(text), PIECE))
 
 
 def _rows(checkpoint: Checkpoint, pieces: Iterable[str], texts: int, tokens: int) -> tuple[NDArray[np.int64], ...]:
-    """Of the pieces that their hashes choose, wherever they stand; a piece that stands twice counts once."""
+    """Of the chosen pieces."""
     tokens = min(tokens, checkpoint.config.max_position_embeddings)
     # more than are wanted: some may be a blank or two
-    chosen = heapq.nsmallest(4 * texts, _distinct(pieces))
     rows = (
         np.array([checkpoint.tokenizer.bos_id, *checkpoint.tokenizer.encode(piece)][:tokens], dtype=np.int64)
-        for _, piece in chosen
+        for piece in chosen(pieces, 4 * texts)
     )
     return tuple([row for row in rows if len(row) > 1][:texts])
 

@@ -101,7 +101,8 @@ class ChatSession:
     def _render(self, turns: list[list[dict[str, Any]]]) -> Rendered:
         system = [{"role": "system", "content": self.system}] if self.system else []
         messages = system + [message for turn in turns for message in turn]
-        return self.generator.tokenizer.render(messages, add_generation_prompt=True, tools=self.tools)
+        # nothing is trained on it, and the mask is refused where a prompt is not what past turns begin with
+        return self.generator.tokenizer.render(messages, add_generation_prompt=True, tools=self.tools, masked=False)
 
 
 def without_break(

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from modicum.model.values import LARGEST_SIZE, as_float, shown
 from modicum.store import UserError
 
 # So many are found in one pass over the logits, and no client is known to ask for more than 20.
@@ -68,6 +69,9 @@ class SamplingParams:
         found = [fault for fault in faults if fault]
         if found:
             raise UserError("\n".join(found))
+        # whole numbers may be larger than those that a tensor holds
+        object.__setattr__(self, "temperature", float(self.temperature))
+        object.__setattr__(self, "top_k", min(self.top_k, LARGEST_SIZE))
         object.__setattr__(self, "stop", tuple(self.stop))
         object.__setattr__(self, "stop_ids", tuple(self.stop_ids))
         object.__setattr__(self, "logit_bias", dict(self.logit_bias))
@@ -88,27 +92,27 @@ def _whole(name: str, value: Any, most: int | None = None) -> str | None:
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0 and (most is None or value <= most):
         return None
     wanted = "of at least 0" if most is None else f"from 0 to {most}"
-    return f"{name}: expected a whole number {wanted}, found {value!r}"
+    return f"{name}: expected a whole number {wanted}, found {shown(value)}"
 
 
 def _between(name: str, value: Any, low: float, high: float) -> str | None:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if number and math.isfinite(value) and low <= value <= high:
+    number = as_float(value)
+    if math.isfinite(number) and low <= number <= high:
         return None
     wanted = f"a finite number of at least {low:g}" if high == math.inf else f"a number from {low:g} to {high:g}"
-    return f"{name}: expected {wanted}, found {value!r}"
+    return f"{name}: expected {wanted}, found {shown(value)}"
 
 
 def _strings(name: str, value: Any) -> str | None:
     if isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(s, str) and s for s in value):
         return None
-    return f"{name}: expected a list of strings, none of them empty, found {value!r}"
+    return f"{name}: expected a list of strings, none of them empty, found {shown(value)}"
 
 
 def _ids(name: str, value: Any) -> str | None:
     if isinstance(value, Sequence) and not isinstance(value, str) and not any(_whole(name, i) for i in value):
         return None
-    return f"{name}: expected a list of token ids, found {value!r}"
+    return f"{name}: expected a list of token ids, found {shown(value)}"
 
 
 def _biases(name: str, value: Any) -> str | None:
@@ -117,4 +121,4 @@ def _biases(name: str, value: Any) -> str | None:
         _whole(name, i) or _between(name, bias, -1e6, 1e6) for i, bias in value.items()
     ):
         return None
-    return f"{name}: expected token ids and what to add to their logits, each from -1e6 to 1e6, found {value!r}"
+    return f"{name}: expected token ids and what to add to their logits, each from -1e6 to 1e6, found {shown(value)}"

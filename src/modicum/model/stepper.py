@@ -110,9 +110,10 @@ def _rounded(model: Decoder) -> bool:
 def _known(model: Decoder) -> bool:
     """Whether every part is of a kind that the kernel has; an adapter, say, is not."""
     for block in model.model.layers:
-        q, k, v, o, gate, up, down = map(_kind, _matrices(block))
+        kinds = [_kind(part) for part in _matrices(block)]
+        q, k, v, _, gate, up, _ = kinds
         # those that take the same input are multiplied together
-        if None in (o, down) or len({q, k, v}) > 1 or len({gate, up}) > 1:
+        if None in kinds or len({q, k, v}) > 1 or len({gate, up}) > 1:
             return False
     return None not in (_kind(_head(model)), _kind(model.model.embed_tokens))
 

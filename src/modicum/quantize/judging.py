@@ -59,10 +59,20 @@ def sensitivities(judge: Judge, model: Decoder, matrices: Matrices, *, rows: int
 
 @torch.no_grad()
 def input_moments(model: Decoder, rows: Sequence[Tensor]) -> dict[str, Tensor]:
-    """The mean of the products of any two inputs of each linear layer, (inputs, inputs), on these rows."""
+    """The mean of the products of any two inputs of each linear layer, (inputs, inputs), on these rows.
+
+    Layers that are called one after the other with the same input have one tensor together.
+    """
     sums: dict[str, Tensor] = {}
+    first: dict[str, str] = {}  # of those that have one input
+    given_last: tuple[str, Tensor | None] = "", None
 
     def note(name: str, x: Tensor) -> None:
+        nonlocal given_last
+        if x is given_last[1]:
+            first[name] = given_last[0]
+            return
+        given_last = name, x
         flat = x.flatten(0, -2)
         sums[name] = sums.get(name, 0) + flat.T @ flat
 
@@ -76,7 +86,8 @@ def input_moments(model: Decoder, rows: Sequence[Tensor]) -> dict[str, Tensor]:
     for handle in handles:
         handle.remove()
     tokens = sum(len(row) for row in rows)
-    return {name: total / tokens for name, total in sums.items()}
+    means = {name: total.div_(tokens) for name, total in sums.items()}
+    return {name: means[first.get(name, name)] for name in names}
 
 
 def _say(model: Decoder, rows: Iterable[Tensor]) -> Iterator[Tensor]:

@@ -1,4 +1,8 @@
-"""Which matrices get more bits: those whose rounding costs most for the bytes it saves, until the budget is met."""
+"""Which matrices get more bits: those whose rounding costs most for the bytes it saves, until the budget is met.
+
+The kernels of decoding multiply those of one input together, which must be rounded all or none: such matrices get full
+precision together.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -7,6 +11,9 @@ from modicum.evaluate.divergence import Limits, Quality
 from modicum.model import Decoder
 from modicum.model.packing import RoundedMatrix
 from modicum.quantize.judging import Judge, Matrices, rounded
+
+# The matrices of a layer that have one input.
+_TOGETHER = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj": "gate and up", "up_proj": "gate and up"}
 
 
 @dataclass(frozen=True)
@@ -33,15 +40,23 @@ def mix(
     better: what a matrix becomes when it is promoted, None for full precision; those that are not named stay. costs:
     what each one's rounding costs (nats).
     """
-    order = sorted(better, key=lambda name: -costs[name] / matrices[name].values.numel())
+    units: dict[str, list[str]] = {}
+    for name in sorted(better, key=lambda name: -costs[name]):
+        units.setdefault(_unit(name, better[name]), []).append(name)
+
+    def worth(unit: list[str]) -> float:
+        return sum(costs[name] for name in unit) / sum(matrices[name].values.numel() for name in unit)
+
+    order = sorted(units.values(), key=worth, reverse=True)
 
     def promoted(count: int) -> Mix:
-        chosen = {**matrices, **{name: better[name] for name in order[:count]}}
+        names = tuple(name for unit in order[:count] for name in unit)
+        chosen = {**matrices, **{name: better[name] for name in names}}
         kept = {name: matrix for name, matrix in chosen.items() if matrix is not None}
         with rounded(model, kept):
             found = judge(model)
-        say(f"{count} of {len(order)} matrices with more bits: mean KL divergence {found.mean_kl:.2e}")
-        return Mix(kept, tuple(order[:count]), found)
+        say(f"{len(names)} of {len(better)} matrices with more bits: mean KL divergence {found.mean_kl:.2e}")
+        return Mix(kept, names, found)
 
     best = promoted(0)
     if not best.quality.faults(limits):
@@ -57,3 +72,9 @@ def mix(
         else:
             high, best = middle, found
     return best
+
+
+def _unit(name: str, better: RoundedMatrix | None) -> str:
+    """What a matrix is promoted with: itself alone where it stays rounded."""
+    layer, _, own = name.rpartition(".")
+    return name if better is not None else f"{layer}.{_TOGETHER.get(own, own)}"

@@ -91,23 +91,23 @@ def quantize_checkpoint(
     progress("reading the texts")
     judging = judging_texts(loaded, heldout, texts=_JUDGED, tokens=_JUDGED_TOKENS)
     given = fitting_texts(text, loaded)
-    texts = without_judges(given, judging, loaded)
+    texts = without_judges(given, judging)
     if not texts and given:
         raise UserError(f"--text {text}: all of it is among what judges; name other text to fit to, or to judge by")
-    fit = token_rows(loaded, texts, length=_LENGTH, tokens=_FIT_TOKENS)
+    context = loaded.config.max_position_embeddings
+    fit = token_rows(texts, length=min(_LENGTH, context), tokens=_FIT_TOKENS)
     full = loaded.model().requires_grad_(False)
     chooser, judge = _judges(full, judging, tune_steps, max_kl)
     progress(f"judging by {judge.texts.source}")
     progress("rounding")
-    moments = input_moments(full, fit)
     student = copy.deepcopy(full)
-    matrices = _rounded(student, to, moments)
+    matrices = _rounded(student, to, input_moments(full, fit))
     notes: tuple[str, ...] = () if (fault := kernel_fault()) is None else (f"slower than it could be here: {fault}",)
     if common := len(given) - len(texts):
         notes += (f"{common} of the texts to fit to are among those that judge, and were not fitted to",)
     if tune_steps:
         tokens = tune_steps * ROWS * _TUNING_LENGTH
-        rows = equal_rows(loaded, texts, length=_TUNING_LENGTH, tokens=tokens, fewest=ROWS)
+        rows = equal_rows(texts, length=min(_TUNING_LENGTH, context), tokens=tokens, fewest=ROWS)
         tuned = copy.deepcopy(full)
         learned = tune(full, tuned, matrices, rows, steps=tune_steps, say=progress)
         if chooser.mean_kl(tuned, learned) < chooser.mean_kl(student, matrices):
@@ -204,7 +204,7 @@ def _write(folder: Path, source: Checkpoint, model: Any, chosen: Mix) -> None:
         config=source.config,
         weights=kept,
         tokenizer=source.tokenizer,
-        chat=source.tokenizer.end_of_turn_id in source.stop_ids,
+        chat=source.talks,
         stop_ids=source.stop_ids,
         rounded=chosen.matrices,
     )

@@ -1,55 +1,62 @@
-"""The texts that rounding is fitted to; those that judge it are evaluate's."""
+"""The texts that rounding is fitted to, as ids; those that judge it are evaluate's."""
 
 from collections.abc import Sequence
-from itertools import islice
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from modicum.checkpoint import Checkpoint
 from modicum.evaluate.own_texts import own_texts
-from modicum.evaluate.texts import Texts, pieces_of
+from modicum.evaluate.texts import Texts, chosen, pieces_of
 from modicum.store import UserError
 
-_MOST = 20_000  # pieces that are read
+_MOST = 20_000  # pieces that are kept
 _OWN, _OWN_TOKENS, _OWN_SEED = 72, 48, 1_000_000  # other samples than those that may judge
 _SHORTEST = 8  # tokens of a row that is tuned on
-_TOGETHER = 256  # texts that are encoded together, for ids take many times the memory of a text
+_TOGETHER = 256  # texts that are encoded together: lists of ids take many times the memory of a text
+
+Ids = NDArray[np.unsignedinteger[Any]]
 
 
-def fitting_texts(path: Path | None, checkpoint: Checkpoint) -> list[str]:
-    """Of a file or folder in one of the corpus' formats; without one, of what the model itself writes."""
-    if path is not None:
-        return list(islice(pieces_of(path, "--text"), _MOST))
-    written = own_texts(checkpoint, texts=_OWN, tokens=_OWN_TOKENS, first=_OWN_SEED)
-    return [checkpoint.tokenizer.decode(ids[1:]) for ids in written]
+def fitting_texts(path: Path | None, checkpoint: Checkpoint) -> list[Ids]:
+    """Ids (T,) of each text, what opens a document in front, in the smallest type that holds them.
+
+    Pieces of a file or folder in one of the corpus' formats, chosen by their hashes; without one, what the model itself
+    writes, as it wrote it.
+    """
+    tokenizer = checkpoint.tokenizer
+    smallest = np.min_scalar_type(tokenizer.vocab_size - 1)
+    if path is None:
+        written = own_texts(checkpoint, texts=_OWN, tokens=_OWN_TOKENS, first=_OWN_SEED)
+        return [np.array(ids, dtype=smallest) for ids in written]
+    pieces, texts = chosen(pieces_of(path, "--text"), _MOST), []
+    for start in range(0, len(pieces), _TOGETHER):
+        encoded = tokenizer.encode_batch(pieces[start : start + _TOGETHER])
+        texts += [np.array([tokenizer.bos_id, *ids], dtype=smallest) for ids in encoded]
+    return texts
 
 
-def without_judges(texts: Sequence[str], judging: Texts, checkpoint: Checkpoint) -> list[str]:
+def without_judges(texts: Sequence[Ids], judging: Texts) -> list[Ids]:
     """The texts that do not begin as one of those that judge: of files that hold both, each has its own."""
     judges = {tuple(row.tolist()) for row in judging.rows}
     longest = max(map(len, judges))
-    bos, kept = checkpoint.tokenizer.bos_id, []
-    for start in range(0, len(texts), _TOGETHER):
-        some = texts[start : start + _TOGETHER]
-        begun = ((bos, *ids)[:longest] for ids in checkpoint.tokenizer.encode_batch(some))
-        kept += [text for text, ids in zip(some, begun, strict=True) if ids not in judges]
-    return kept
+    return [ids for ids in texts if tuple(ids[:longest].tolist()) not in judges]
 
 
-def token_rows(checkpoint: Checkpoint, texts: Sequence[str], *, length: int, tokens: int) -> list[Tensor]:
+def token_rows(texts: Sequence[Ids], *, length: int, tokens: int) -> list[Tensor]:
     """Ids (T,) int64 of the texts' beginnings, each from its start, at most `length`; about `tokens` together.
 
     Raises UserError where there are none.
     """
     rows, total = [], 0
-    length = min(length, checkpoint.config.max_position_embeddings)
-    for text in texts:
-        ids = [checkpoint.tokenizer.bos_id, *checkpoint.tokenizer.encode(text)][:length]
+    for ids in texts:
         if len(ids) > 1:
-            rows.append(torch.tensor(ids))
-            total += len(ids)
+            rows.append(torch.from_numpy(ids[:length].astype(np.int64)))
+            total += len(rows[-1])
         if total >= tokens:
             break
     if not rows:
@@ -57,21 +64,21 @@ def token_rows(checkpoint: Checkpoint, texts: Sequence[str], *, length: int, tok
     return rows
 
 
-def equal_rows(checkpoint: Checkpoint, texts: Sequence[str], *, length: int, tokens: int, fewest: int) -> list[Tensor]:
+def equal_rows(texts: Sequence[Ids], *, length: int, tokens: int, fewest: int) -> list[Tensor]:
     """Ids (T,) int64, all rows of one length: texts one after the other, whatever their lengths, cut every `length`.
 
     About `tokens` together. Where that gives fewer than `fewest` rows, they are shorter. Raises UserError where even
     the shortest do not suffice.
     """
-    length = min(length, checkpoint.config.max_position_embeddings)
+    shortest = min(_SHORTEST, length)
     stream: list[int] = []
-    for text in texts:
-        if ids := checkpoint.tokenizer.encode(text):
-            stream += [checkpoint.tokenizer.bos_id, *ids]
+    for ids in texts:
+        if len(ids) > 1:
+            stream += ids.tolist()
         if len(stream) >= max(tokens, fewest * length):
             break
     length = min(length, len(stream) // fewest)
-    if length < min(_SHORTEST, checkpoint.config.max_position_embeddings):
+    if length < shortest:
         needed = fewest * _SHORTEST
         raise UserError(f"--tune: the text has {len(stream)} tokens, {needed} are needed at least; give more of it")
     return list(torch.tensor(stream[: len(stream) // length * length]).view(-1, length))

@@ -1,20 +1,23 @@
 """The evaluate stage: every figure of the report, for the model before, base and chat model, in results.json."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from modicum.checkpoint import Checkpoint, load_checkpoint
 from modicum.corpus import Choice, Conversation, read_choices, read_documents
-from modicum.evaluate import answer_loss, answer_quality, bits_per_byte, last_exchange, multiple_choice
+from modicum.evaluate import AnswerLoss, answer_loss, answer_quality, bits_per_byte, multiple_choice
 from modicum.generate import Generator, SamplingParams
 from modicum.model import Decoder
 from modicum.recipe import identity
 from modicum.road.context import Road
 from modicum.road.prepare import HELDOUT, corpus_folder
 from modicum.road.training import conversations, initial_model
-from modicum.store import hash_file, hash_json, write_json
+from modicum.store import UserError, hash_file, hash_json, write_json
 
 RESULTS = "results.json"
+Figure = TypeVar("Figure")
 _SAMPLES = 3
 _SAMPLE_TOKENS = 120
 
@@ -35,21 +38,33 @@ def evaluate(road: Road) -> None:
     """Measure and write evaluate/results.json; its shape is described in docs/formats.md."""
     checkpoints = {name: load_checkpoint(path) for name, path in _checkpoints(road).items()}
     items = [item for path in road.recipe.evaluate.items for item in read_choices(path)]
+    missing: dict[str, str] = {}
     results: dict[str, Any] = {
         "checkpoints": {name: str(checkpoint.path) for name, checkpoint in checkpoints.items()},
         "heldout": _heldout(road, checkpoints),
-        "choices": _choices(road, checkpoints, items) if items else {},
+        "choices": _choices(road, checkpoints, items, missing) if items else {},
     }
     if "chat" in checkpoints:
-        results |= _answers(road, checkpoints)
+        results |= _answers(road, checkpoints, missing)
     else:
         results["samples"] = _continuations(road, checkpoints["base"])
+    results["not_measured"] = missing
     write_json(road.folder("evaluate") / RESULTS, results)
 
 
 def _checkpoints(road: Road) -> dict[str, Path]:
     stages = {"base": "pretrain"} | ({"chat": "sft"} if road.recipe.sft is not None else {})
     return {name: road.run.checkpoints(stage) / "last" for name, stage in stages.items()}
+
+
+def _measured(road: Road, missing: dict[str, str], name: str, measure: Callable[[], Figure]) -> Figure | None:
+    """The figure; None, with the reason in `missing`, where it cannot be made: the others are not lost by it."""
+    try:
+        return measure()
+    except UserError as error:
+        missing[name] = str(error)
+        road.listener.say(f"{name}: not measured: {error}")
+        return None
 
 
 def _heldout(road: Road, checkpoints: dict[str, Checkpoint]) -> dict[str, Any]:
@@ -85,11 +100,14 @@ def _heldout(road: Road, checkpoints: dict[str, Checkpoint]) -> dict[str, Any]:
     return found
 
 
-def _choices(road: Road, checkpoints: dict[str, Checkpoint], items: list[Choice]) -> dict[str, Any]:
+def _choices(
+    road: Road, checkpoints: dict[str, Checkpoint], items: list[Choice], missing: dict[str, str]
+) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for name, checkpoint in checkpoints.items():
-        road.listener.progress(len(found), len(checkpoints), f"multiple choice, {name} model")
-        result = multiple_choice(
+    for number, (name, checkpoint) in enumerate(checkpoints.items()):
+        road.listener.progress(number, len(checkpoints), f"multiple choice, {name} model")
+        measure = partial(
+            multiple_choice,
             checkpoint.model(),
             checkpoint.tokenizer,
             items,
@@ -97,6 +115,9 @@ def _choices(road: Road, checkpoints: dict[str, Checkpoint], items: list[Choice]
             bootstrap_samples=road.recipe.evaluate.bootstrap_samples,
             seed=road.seed("evaluate"),
         )
+        result = _measured(road, missing, f"multiple choice, {name} model", measure)
+        if result is None:
+            continue
         found[name] = result.to_dict()
         road.listener.say(
             f"multiple choice, {name} model: {result.accuracy:.3f} ({result.low:.3f} to {result.high:.3f}, "
@@ -106,41 +127,63 @@ def _choices(road: Road, checkpoints: dict[str, Checkpoint], items: list[Choice]
     return found
 
 
-def _answers(road: Road, checkpoints: dict[str, Checkpoint]) -> dict[str, Any]:
-    """How the chat model answers held-out prompts, and how well both models predict the true answers."""
+def _answers(road: Road, checkpoints: dict[str, Checkpoint], missing: dict[str, str]) -> dict[str, Any]:
+    """How the chat model answers held-out prompts, and how well both models predict the true answers; None for what
+    cannot be measured."""
     settings, seed = road.recipe.evaluate, road.seed("evaluate")
     chat = checkpoints["chat"]
     heldout: list[Conversation] = conversations(road, chat.tokenizer).heldout
     model = chat.model()
     generator = Generator(model, chat.tokenizer, stop_ids=chat.stop_ids)
     road.listener.progress(0, 2, f"answering {min(settings.prompts, len(heldout))} held-out prompts")
-    quality = answer_quality(
-        generator, heldout, prompts=settings.prompts, max_new_tokens=settings.max_new_tokens, seed=seed
+    quality = _measured(
+        road,
+        missing,
+        "answers to held-out prompts",
+        lambda: answer_quality(
+            generator, heldout, prompts=settings.prompts, max_new_tokens=settings.max_new_tokens, seed=seed
+        ),
     )
-    road.listener.say(
-        f"answers to {quality.prompts} held-out prompts: {quality.stop_rate:.0%} end by themselves, "
-        f"{quality.empty_rate:.0%} are empty, median length {quality.median_length_ratio:.2f} times the reference's"
-    )
+    if quality is not None:
+        road.listener.say(
+            f"answers to {quality.prompts} held-out prompts: {quality.stop_rate:.0%} end by themselves, "
+            f"{quality.empty_rate:.0%} are empty, median length {quality.median_length_ratio:.2f} times the reference's"
+        )
     road.listener.progress(1, 2, "loss on held-out answers")
-    losses = {
-        "base": answer_loss(checkpoints["base"].model(), chat.tokenizer, heldout, seed=seed),
-        "chat": answer_loss(model, chat.tokenizer, heldout, seed=seed),
-    }
-    if len({tuple(last_exchange(chat.tokenizer, conversation).prompt) for conversation in heldout}) > 1:
-        losses["chat_shuffled"] = answer_loss(model, chat.tokenizer, heldout, shuffle=True, seed=seed)
-    figures = ", ".join(f"{name.replace('_', ' ')} {loss.nats_per_token:.3f}" for name, loss in losses.items())
-    road.listener.say(f"loss on held-out answers, nats a token: {figures}")
-    answers = quality.to_dict()
+
+    def loss(model: Decoder, *, shuffle: bool = False) -> AnswerLoss:
+        return answer_loss(
+            model, chat.tokenizer, heldout, shuffle=shuffle, max_tokens=settings.heldout_tokens, seed=seed
+        )
+
+    losses = _measured(
+        road,
+        missing,
+        "loss on held-out answers",
+        lambda: {"base": loss(checkpoints["base"].model()), "chat": loss(model)},
+    )
+    if losses is not None:
+        shuffled = _measured(
+            road, missing, "loss on held-out answers after the prompts of others", lambda: loss(model, shuffle=True)
+        )
+        if shuffled is not None:
+            losses["chat_shuffled"] = shuffled
+        figures = ", ".join(f"{name.replace('_', ' ')} {its.nats_per_token:.3f}" for name, its in losses.items())
+        road.listener.say(f"loss on held-out answers, nats a token: {figures}")
+    answers = None if quality is None else quality.to_dict()
     samples = [
         {
             "messages": [*sample["messages"], {"role": "assistant", "content": sample["answer"]}],
             "reference": sample["reference"],
             "finish_reason": sample["finish_reason"],
         }
-        for sample in answers.pop("samples")[:_SAMPLES]
+        for sample in (answers.pop("samples")[:_SAMPLES] if answers else [])
     ]
     return {
-        "answers": {"chat": answers, "loss": {name: loss.to_dict() for name, loss in losses.items()}},
+        "answers": {
+            "chat": answers,
+            "loss": None if losses is None else {name: its.to_dict() for name, its in losses.items()},
+        },
         "samples": samples,
     }
 

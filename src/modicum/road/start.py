@@ -20,11 +20,6 @@ def check_start(recipe: Recipe) -> None:
     if path is None:
         return
     try:
-        if path.is_dir() and (path / "config.json").exists() and not (path / "manifest.json").exists():
-            raise UserError(
-                f"{path}: has no manifest.json, so it was not written here; make a checkpoint of it with `modicum "
-                f"import {path} --dialect hf --out DIR`"
-            )
         start = load_checkpoint(path)
     except UserError as error:
         raise UserError(f"model.checkpoint: {error}") from None

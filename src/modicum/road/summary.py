@@ -12,7 +12,9 @@ def summary(road: Road) -> str:
     lines = []
     if path.exists():
         results = json.loads(path.read_text("utf-8"))
-        lines += _bits(results["heldout"]) + _choices(results["choices"]) + _samples(results["samples"])
+        lines += _bits(results["heldout"]) + _choices(results["choices"])
+        lines += [f"{name}: not measured: {reason}" for name, reason in results.get("not_measured", {}).items()]
+        lines += _samples(results["samples"])
     for name, stage in (("chat model", "sft"), ("base model", "pretrain")):
         last = road.run.checkpoints(stage) / "last"
         if last.exists():

@@ -104,11 +104,16 @@ def remove_leftovers(parent: Path, name: str | None = None) -> None:
     for aside in parent.glob(f"{_ASIDE}{names}"):
         final = parent / aside.name.removeprefix(_ASIDE)
         if final.exists():
-            shutil.rmtree(aside)
+            _remove(aside)
         else:
             aside.rename(final)
     for leftover in parent.glob(f"{_TEMPORARY}{names}"):
-        if leftover.is_dir():
-            shutil.rmtree(leftover)
-        else:
-            leftover.unlink()
+        _remove(leftover)
+
+
+def _remove(path: Path) -> None:
+    """A file, a link (not what it leads to), or a folder with all that is in it."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()

@@ -60,6 +60,10 @@ def answer_rows(answers: Mapping[str, Any] | None) -> list[tuple[str, str]] | No
     if not answers:
         return None
     quality, loss = answers["chat"], answers["loss"]
+    return [*(_quality_rows(quality) if quality else []), *(_loss_rows(loss) if loss else [])]
+
+
+def _quality_rows(quality: Mapping[str, Any]) -> list[tuple[str, str]]:
     cut = f"cut to {quality['max_new_tokens']} tokens"
     return [
         ("Prompts", words.count(quality["prompts"])),
@@ -71,6 +75,11 @@ def answer_rows(answers: Mapping[str, Any] | None) -> list[tuple[str, str]] | No
         ("Four tokens in a row that the answer had before", words.percent(quality["repeated_4grams"])),
         (f"The same in the references, {cut}", words.percent(quality["repeated_4grams_reference"])),
         ("Different words of all words, different pairs of all pairs", _distinct(quality)),
+    ]
+
+
+def _loss_rows(loss: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [
         ("Loss on the reference answers, base model", _nats(loss["base"])),
         ("Loss on the reference answers, chat model", _nats(loss["chat"])),
         *([("The same after the prompts of others", _nats(loss["chat_shuffled"]))] if "chat_shuffled" in loss else []),
