@@ -170,4 +170,3 @@ def test_the_verb_prints_what_would_change_and_the_time_elsewhere(tiny):
     assert "known are" in told("--chip", "abacus", status=2)
     assert "needs --chip" in told("--gpus", "4", status=2)
     assert "such as 4GB" in told("--memory", "much", status=2)
-    assert "a number of hours" in told("--hours", "nan", status=2)

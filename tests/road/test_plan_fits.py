@@ -100,6 +100,7 @@ def test_a_state_that_one_process_cannot_hold_whole_is_not_tried(recipe):
 
 
 def test_on_a_gpu_no_attention_weights_are_counted(recipe, monkeypatch):
+    monkeypatch.setattr("modicum.road.works.has_fast_bfloat16", lambda _: True)
     work = training_works(recipe, CONFIG, plan(recipe, measure=False).text)[0]
     long = replace(work, length=2 * work.length)
     on_cpu = replace(work.wishes, device="cpu")

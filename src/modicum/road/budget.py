@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import floor, isfinite
+from math import floor
 from typing import get_args
 
 from modicum.model import ActivationCheckpointing, ModelConfig, training_flops_per_token
@@ -34,8 +34,6 @@ def budget_of(memory: str | None, hours: float | None) -> Budget | None:
     """The budget as a user writes it; None where neither is given. Raises UserError for what is no amount."""
     if memory is None and hours is None:
         return None
-    if hours is not None and not isfinite(hours):
-        raise UserError(f"--hours {hours}: expected a number of hours")
     return Budget(None if memory is None else read_bytes(memory), None if hours is None else hours * 3600)
 
 
