@@ -21,14 +21,14 @@ TEXT = "what it said there"
 def trained(tokenizer, tmp_path):
     """A function: a checkpoint with what training goes on from."""
 
-    def trained(*, chat):
+    def trained(*, chat, spoken=tokenizer):
         untrained = load_checkpoint(gguf_models.save(tokenizer, tmp_path / "plain", chat=chat))
         return save_checkpoint(
             tmp_path / "trained",
             1,
             config=untrained.config,
             weights=untrained.weights,
-            tokenizer=tokenizer,
+            tokenizer=spoken,
             chat=chat,
             training=TrainingState({}, {}),
         )
@@ -90,21 +90,13 @@ def test_transformers_puts_around_a_text_what_the_tokenizer_did(around, bos, tok
 
 
 @pytest.mark.parametrize("chat", [True, False])
-def test_a_template_that_ends_turns_as_texts_end_makes_no_chat_model_of_a_base_model(tokenizer, tmp_path, chat):
+def test_a_template_that_ends_turns_as_texts_end_makes_no_chat_model_of_a_base_model(
+    trained, tokenizer, tmp_path, chat
+):
     tokenizer.save(tmp_path / "tokenizer")
     template = "{% for m in messages %}{{ m.role + ':\n' + m.content + '<|endoftext|>' }}{% endfor %}"
     own = load_tokenizer(tmp_path / "tokenizer", template=template)
-    untrained = load_checkpoint(gguf_models.save(tokenizer, tmp_path / "plain", chat=chat))
-    path = save_checkpoint(
-        tmp_path / "trained",
-        1,
-        config=untrained.config,
-        weights=untrained.weights,
-        tokenizer=own,
-        chat=chat,
-        training=TrainingState({}, {}),
-    )
-    trained = load_checkpoint(path)
-    assert trained.stop_ids == [own.end_of_turn_id] == [own.eot_id]
-    assert trained.talks is chat
-    assert (leaving(trained).tokenizer.chat_template is None) is not chat
+    found = load_checkpoint(trained(chat=chat, spoken=own))
+    assert found.stop_ids == [own.end_of_turn_id] == [own.eot_id]
+    assert found.talks is chat
+    assert (leaving(found).tokenizer.chat_template is None) is not chat
