@@ -38,14 +38,12 @@ from modicum.store import UserError
 from modicum.tokenizer import Tokenizer, load_tokenizer
 from modicum.train import OptimizerSettings
 
-POINTS = 12  # snapshots of a leg that is raced
-
 
 class Race:
     """The corpus made ready, and one leg after the other on it."""
 
-    def __init__(self, recipe: Recipe, *, heldout: Path, tokens: int, out: Path) -> None:
-        self.recipe, self.out = recipe, out
+    def __init__(self, recipe: Recipe, *, heldout: Path, tokens: int, points: int, out: Path) -> None:
+        self.recipe, self.points, self.out = recipe, points, out
         run = recipe.output / recipe.name
         self.tokenizer: Tokenizer = load_tokenizer(run / "tokenizer" / "files", missing="keep")
         open_shards(run / "shards" / "train", tokenizer_hash=self.tokenizer.hash)
@@ -73,9 +71,9 @@ class Race:
             "decay_fraction": p.decay_fraction,
         }
         system = Ours(p.dtype, optimizer, p.activation_checkpointing, p.micro_batch_size)
-        return self._leg(name, {"ours": asdict(system), "schedule": schedule, "points": POINTS, **end})
+        return self._leg(name, {"ours": asdict(system), "schedule": schedule, "points": self.points, **end})
 
-    def peer(self, name: str, peer: Peer, rate: float, end: dict[str, Any], points: int = POINTS) -> dict[str, Any]:
+    def peer(self, name: str, peer: Peer, rate: float, end: dict[str, Any], points: int) -> dict[str, Any]:
         config = replace(self.config, qk_norm=False)
         order = {"config": asdict(config), "peer": asdict(peer), "schedule": {"kind": "cosine", "peak": rate}}
         return self._leg(name, {**order, "points": points, **end})
@@ -189,6 +187,7 @@ def main() -> None:
     parser.add_argument("--heldout", type=Path, required=True)
     parser.add_argument("--heldout-tokens", type=int, default=60_000)
     parser.add_argument("--minutes", type=float, default=20)
+    parser.add_argument("--points", type=int, default=12, help="snapshots of a leg that is raced")
     parser.add_argument("--sweep-minutes", type=float, default=4)
     parser.add_argument("--sweep", type=float, nargs="+", default=[5e-4, 1e-3, 2e-3, 4e-3])
     parser.add_argument("--peer", choices=("transformers", "litgpt"), nargs="*", default=["transformers"])
@@ -200,7 +199,13 @@ def main() -> None:
     given = parser.parse_args()
     prepare = [sys.executable, "-m", "modicum", "prepare", str(given.recipe)]
     subprocess.run([*prepare, *(x for s in given.set for x in ("--set", s))], check=True, stdout=sys.stderr)
-    race = Race(load_recipe(given.recipe, given.set), heldout=given.heldout, tokens=given.heldout_tokens, out=given.out)
+    race = Race(
+        load_recipe(given.recipe, given.set),
+        heldout=given.heldout,
+        tokens=given.heldout_tokens,
+        points=given.points,
+        out=given.out,
+    )
     end: dict[str, Any] = {"updates": given.updates} if given.updates else {"seconds": given.minutes * 60}
     legs = [race.ours("modicum", end)]
     if not given.only_ours:
@@ -208,10 +213,10 @@ def main() -> None:
         peers = {name: Peer(name, given.peer_mode) for name in given.peer}
         rates = {name: race.best_rate(peer, given.sweep, short) for name, peer in peers.items()}
         legs.append(race.ours("modicum, a third", {name: value / 3 for name, value in end.items()}))
-        legs += [race.peer(name, peer, rates[name], end) for name, peer in peers.items()]
+        legs += [race.peer(name, peer, rates[name], end, given.points) for name, peer in peers.items()]
         for name, peer in list(peers.items())[:1]:
             tuned = Peer(name, peer.mode, our_allocator=True)
-            legs.append(race.peer(f"{name}, our allocator", tuned, rates[name], end))
+            legs.append(race.peer(f"{name}, our allocator", tuned, rates[name], end, given.points))
     lines = table(legs)
     record = {"network": f"{parameters_by_part(race.config).total:,} parameters", "machine": describe_machine().line()}
     (given.out / "race.json").write_text(json.dumps({**record, "legs": legs}, indent=1))
