@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import resource
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -65,3 +67,19 @@ def tiny(tmp_path):
         return path
 
     return tiny
+
+
+@pytest.fixture
+def full_at():
+    """A function: inside its block no file grows beyond so many bytes, as on a full disk."""
+
+    @contextmanager
+    def full_at(size):
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    return full_at

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -67,6 +68,13 @@ def test_the_index_says_what_the_shards_hold(tmp_path: Path) -> None:
     assert (info.dtype, info.vocab_size, info.eot_id, info.pad_id, info.seed) == ("uint16", 320, 0, 1, 7)
     sizes = [file.stat().st_size for file in sorted((tmp_path / "s/sources/a").glob("*.bin"))]
     assert sizes == [6, 6, 6]
+
+
+def test_a_disk_that_is_full_when_the_starts_are_written_is_told_by_name(tmp_path: Path, full_at: Any) -> None:
+    documents = documents_of_lengths([1] * 4000)  # their starts take more room than their tokens
+    with full_at(16_000), pytest.raises(UserError, match=r"documents\.npy: could not be written .*; make room on the"):
+        make_shards(tmp_path / "s", documents)
+    assert not list(tmp_path.iterdir())
 
 
 def test_reading_crosses_the_borders_of_files(tmp_path: Path) -> None:

@@ -63,6 +63,15 @@ def test_a_damaged_checkpoint_is_the_users_to_mend_and_is_not_probed(checkpoint)
     assert found.exit_status == 2
 
 
+def test_a_checkpoint_larger_than_memory_is_not_probed(checkpoint, monkeypatch):
+    monkeypatch.setattr(room, "free_memory", lambda: 1000)
+    found = examined(checkpoint)
+    assert not set(PROBES) & set(names(found))
+    assert (found.findings[-1].name, found.findings[-1].outcome) == ("model", "told")
+    assert "not probed, because it is too large" in found.findings[-1].detail
+    assert found.exit_status == 0
+
+
 def test_wrong_arithmetic_is_ours(checkpoint, monkeypatch):
     monkeypatch.setattr(room, "probe_all", lambda _: [Finding("causality", "failed", "planted")])
     assert examined(checkpoint).exit_status == 1

@@ -12,7 +12,8 @@ from modicum.doctor.files import check_files, end_ids, round_trip, vocabulary
 from modicum.doctor.finding import exit_status
 from modicum.model import Decoder, ModelConfig
 from modicum.store import write_manifest
-from modicum.tokenizer import load_tokenizer, train_tokenizer
+from modicum.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
+from modicum.tokenizer.roles import Roles
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +63,15 @@ def test_one_flipped_bit_fails_and_names_its_file(checkpoint):
     assert findings[0].name == "file hashes"
     assert "model.safetensors: damaged" in findings[0].detail
     assert exit_status(findings) == 2
+
+
+def test_files_that_no_hash_covers_are_told(checkpoint):
+    hashed = json.loads((checkpoint / "manifest.json").read_text())["files"]
+    (checkpoint / "notes.txt").write_text("mine")
+    finding = check_files(checkpoint)[0]
+    assert (finding.name, finding.outcome) == ("file hashes", "told")
+    assert finding.detail.startswith(f"{len(hashed)} files, ")
+    assert finding.detail.endswith("all as they were written; no hash is known of 1 more: notes.txt")
 
 
 def test_a_truncated_file_fails(checkpoint):
@@ -134,3 +144,16 @@ def test_a_tokenizer_that_alters_text_or_lets_it_control_fails(checkpoint, monke
     assert round_trip(tokenizer).outcome == "failed"
     monkeypatch.setattr(tokenizer, "encode", lambda _: [tokenizer.end_of_turn_id])
     assert "control ids [3]" in round_trip(tokenizer).detail
+
+
+def test_a_tokenizer_from_elsewhere_may_pad_with_a_token_that_ends_an_answer(sound, tmp_path):
+    own = load_checkpoint(sound)
+    roles = Roles(eos="<|im_end|>", pad="<|endoftext|>")
+    tokenizer = Tokenizer(own.tokenizer.definition, own.tokenizer.chat_template, roles)
+    made = {"config": own.config, "weights": own.weights, "tokenizer": tokenizer, "chat": True, "training": None}
+    path = save_checkpoint(tmp_path, 1, **made, stop_ids=[3, 0])
+    finding = end_ids(path, load_checkpoint(path).tokenizer)
+    assert finding.outcome == "ok"
+    assert finding.detail.endswith("padding is one of these")
+    edit_json(path / "config.json", pad_token_id=1)
+    assert end_ids(path, tokenizer).outcome == "failed"

@@ -1,6 +1,8 @@
 import json
+import re
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import gguf
 import gguf_models
@@ -10,7 +12,19 @@ import torch
 
 from modicum.checkpoint import load_checkpoint
 from modicum.cli.parity_table import export_lines
-from modicum.exchange import LIMITS, Limits, Scope, export_gguf, export_hf, export_onnx, gguf_exporting, onnx_exporting
+from modicum.evaluate import beside
+from modicum.exchange import (
+    LIMITS,
+    Limits,
+    Scope,
+    export_gguf,
+    export_hf,
+    export_onnx,
+    gguf_exporting,
+    gguf_runtime,
+    onnx_exporting,
+    onnx_runtime,
+)
 from modicum.exchange.gguf_runtime import ask
 from modicum.exchange.gguf_weights import file_tensors
 from modicum.store import UserError
@@ -162,6 +176,46 @@ def test_a_proven_file_is_kept_where_float32_beside_it_does_not_fit(
     assert json.loads((tmp_path / "out" / "parity.json").read_text())["full"] is None
     assert not list((tmp_path / "out").glob("full*"))
     assert any(str(fault) in line for line in export_lines(tmp_path, report))
+
+
+@pytest.mark.parametrize(("export", "quant"), [(export_gguf, "q8_0"), (export_onnx, "int8")])
+def test_what_float32_costs_is_not_measured_where_memory_is_short(export, quant, tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr(beside, "free_memory", lambda: 1000)
+    report = export(gguf_models.save(tokenizer, tmp_path), quant=quant, out=tmp_path / "out", limits=Limits(10, 10, 0))
+    assert report.full is None
+    assert re.search(r"not measured: it takes about 0\.\d\d GB of memory, and 0\.00 GB are free", report.notes[0])
+
+
+WIDE_ROWS = {"hidden_size": 256, "head_dim": 64, "intermediate_size": 256, "num_hidden_layers": 1}
+
+
+@pytest.mark.parametrize(
+    ("export", "runtime", "quant"), [(export_gguf, gguf_runtime, "q4_k"), (export_onnx, onnx_runtime, "fp32")]
+)
+def test_large_files_pass_through_the_folder_that_is_being_written(
+    export, runtime, quant, tokenizer, tmp_path, monkeypatch
+):
+    run, large = runtime.run_child, set()
+
+    def noting(program, given, **named):
+        ended = run(program, given, **named)
+        large.update(Path(given[-1]).glob("*.npy"))
+        return ended
+
+    monkeypatch.setattr(runtime, "run_child", noting)
+    folder = gguf_models.save(tokenizer, tmp_path, **WIDE_ROWS)
+    export(folder, quant=quant, out=tmp_path / "out", limits=Limits(10, 10, 0))
+    assert {"logits-0.npy", *(["0.npy", "0.out.npy"] if quant == "q4_k" else [])} <= {file.name for file in large}
+    assert all(file.is_relative_to(tmp_path / ".tmp-out") for file in large)
+    assert not list((tmp_path / "out").glob("modicum-*"))
+
+
+@pytest.mark.parametrize(("quant", "file"), [("f32", r"model-f32\.gguf"), ("q4_k", r"\d+\.npy")])
+def test_a_disk_that_is_full_is_told_with_the_file(quant, file, full_at, tokenizer, tmp_path):
+    folder = gguf_models.save(tokenizer, tmp_path, **WIDE_ROWS)
+    with full_at(100_000), pytest.raises(UserError, match=rf"{file}: could not be written .*; make room on the disk"):
+        export_gguf(folder, quant=quant, out=tmp_path / "out", limits=Limits(10, 10, 0))
+    assert not (tmp_path / "out").exists()
 
 
 def test_limits_grow_with_what_is_thrown_away():

@@ -1,7 +1,9 @@
 import json
+import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import gguf_models
@@ -115,6 +117,43 @@ def test_weights_beside_a_large_graph_lie_in_its_folder(tokenizer, ids, tmp_path
     np.testing.assert_array_equal(one, two)
     settings = json.loads((tmp_path / "moved" / "config.json").read_text())["transformers.js_config"]
     assert settings["use_external_data_format"] == {"model.onnx": 1}
+
+
+def test_what_lies_where_one_stands_does_not_matter(tokenizer, tmp_path, monkeypatch):
+    folder = gguf_models.save(tokenizer, tmp_path)
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "model.onnx_data").write_bytes(b"of another model")
+    monkeypatch.chdir(tmp_path / "here")
+    export_onnx(folder, out=tmp_path / "out", data_bytes=1000)
+    assert (tmp_path / "out" / "onnx" / "model.onnx_data").stat().st_size > 10**5
+    assert (tmp_path / "here" / "model.onnx_data").read_bytes() == b"of another model"
+
+
+GROWTH = """
+from pathlib import Path
+from modicum.exchange.onnx_graph import decoder_graph
+from modicum.exchange.onnx_nodes import onnx_library
+from modicum.exchange.onnx_weights import onnx_tensors
+from modicum.model import Decoder, ModelConfig
+
+def peak():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+
+onnx_library()
+sizes = {"hidden_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 8, "intermediate_size": 1024}
+config = ModelConfig(vocab_size=384, max_position_embeddings=64, **sizes)
+weights = Decoder(config).state_dict()
+before = peak()
+graph = decoder_graph(config, onnx_tensors(weights, "fp32"), "fp32")
+print((peak() - before) / sum(weight.nbytes for weight in weights.values()))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="the system does not tell a peak of memory")
+def test_a_graph_holds_its_weights_once():
+    told = subprocess.run([sys.executable, "-c", GROWTH], capture_output=True, text=True, check=True)
+    assert 0.5 < float(told.stdout) < 1.7
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -1,5 +1,6 @@
 """From a checkpoint to one of rounded weights: what is written, what is measured, what is refused."""
 
+import copy
 import json
 import time
 from types import SimpleNamespace
@@ -13,12 +14,14 @@ from hypothesis import strategies as st
 from modicum.checkpoint import load_checkpoint
 from modicum.checkpoint.rounded import rounded_tensors
 from modicum.evaluate.divergence import Limits, Quality
+from modicum.evaluate.texts import judging_texts
 from modicum.generate import Generator, SamplingParams
+from modicum.model import Decoder
 from modicum.model.quantized import matrix_names
 from modicum.model.stepper import _known
 from modicum.quantize import quantize_checkpoint, quantizing, tuning
 from modicum.quantize import texts as fitting
-from modicum.quantize.judging import input_moments, rounded
+from modicum.quantize.judging import Judge, input_moments, rounded
 from modicum.quantize.mixing import mix
 from modicum.quantize.rounding import round_matrix
 from modicum.quantize.texts import equal_rows, fitting_texts
@@ -188,15 +191,41 @@ def test_what_chooses_does_not_give_the_figures(how, checkpoint, text, heldout, 
     judges = []
 
     class Spied(quantizing.Judge):
-        def __init__(self, full, texts):
+        def __init__(self, full, texts, folder):
             judges.append({tuple(row.tolist()) for row in texts.rows})
-            super().__init__(full, texts)
+            super().__init__(full, texts, folder)
 
     monkeypatch.setattr(quantizing, "Judge", Spied)
     report = quantize_checkpoint(checkpoint, to="int8", out=tmp_path / "out", text=text, heldout=heldout, **how)
     assert len(judges) == (2 if how else 1)
     assert report.judged.texts == len(judges[-1])
     assert not how or not judges[0] & judges[1]
+
+
+def test_what_full_precision_says_lies_on_the_disk_and_leaves_nothing_there(checkpoint, heldout, tmp_path):
+    loaded = load_checkpoint(checkpoint)
+    model, texts = loaded.model(), judging_texts(loaded, heldout, texts=5, tokens=20)
+    judge = Judge(model, texts, tmp_path)
+    assert all(isinstance(said, np.memmap) for said in judge._said)
+    with torch.no_grad():
+        for row, said in zip(texts.rows, judge._said, strict=True):
+            np.testing.assert_array_equal(said, model(torch.from_numpy(row)[None])[0].numpy())
+    assert judge(model).mean_kl == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+def test_the_model_is_copied_to_be_tuned_and_for_nothing_else(steps, checkpoint, text, heldout, tmp_path, monkeypatch):
+    duplicate, copied = copy.deepcopy, []
+
+    def noting(value, *given):
+        copied.append(type(value))
+        return duplicate(value, *given)
+
+    monkeypatch.setattr(copy, "deepcopy", noting)
+    how = {"text": text, "heldout": heldout, "max_kl": 5, "tune_steps": steps}
+    quantize_checkpoint(checkpoint, to="int4", out=tmp_path / "out", **how)
+    assert copied.count(Decoder) == (1 if steps else 0)
 
 
 def test_the_speed_is_that_of_the_second_answer(tokenizer):

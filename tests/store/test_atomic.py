@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from modicum.store import atomic_directory, remove_leftovers, write_bytes, write_json, write_text
+from modicum.store import (
+    UserError,
+    atomic_directory,
+    refuse_taken,
+    remove_leftovers,
+    write_bytes,
+    write_json,
+    write_text,
+)
 
 
 def names(folder):
@@ -144,3 +152,13 @@ def test_a_name_is_no_pattern(tmp_path, name):
     with atomic_directory(tmp_path / name) as folder:
         (folder / "x").write_text("new")
     assert names(tmp_path) == sorted([".tmp-m1", name])
+
+
+def test_an_empty_folder_is_free_unless_a_disk_is_mounted_there(tmp_path, monkeypatch):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    refuse_taken(disk)
+    monkeypatch.setattr(os.path, "ismount", lambda path: Path(path) == disk)
+    with pytest.raises(UserError, match=r"disk: a disk is mounted there; name a folder in it .* such as .*/disk/model"):
+        refuse_taken(disk)
+    refuse_taken(disk / "model")

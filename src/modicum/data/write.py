@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from modicum.data.index import ShardsInfo, SourceInfo, offsets_file, source_folder, tokens_file, write_index
 from modicum.data.order import Permutation, order_key
-from modicum.store import UserError, atomic_directory, write_manifest
+from modicum.store import UserError, atomic_directory, write_manifest, written_by_numpy
 
 _BATCH_DOCUMENTS = 1024
 _BATCH_CHARACTERS = 1_000_000
@@ -166,7 +166,8 @@ def _shuffle(
     total, count = int(lengths.sum()), len(lengths)
     places = Permutation(count, order)(np.arange(count))
     starts = np.concatenate([np.zeros(1, np.uint64), np.cumsum(lengths[places], dtype=np.uint64)])
-    np.save(offsets_file(folder), starts, allow_pickle=False)
+    with written_by_numpy(offsets_file(folder)):
+        np.save(offsets_file(folder), starts, allow_pickle=False)
     ends = np.cumsum(lengths, dtype=np.uint64)
     tokens = np.memmap(scratch.path, dtype=dtype, mode="r", shape=(total,))
     documents = (tokens[int(ends[i] - lengths[i]) : int(ends[i])] for i in places)

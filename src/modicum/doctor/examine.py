@@ -76,8 +76,7 @@ def examined(target: Path | None = None) -> Examination:
 def arithmetic(config: ModelConfig) -> Iterator[Finding]:
     """The probes of a fresh model of this shape, and those of the loss."""
     device = device_here()
-    needed = 4 * config.parameter_count()
-    if needed > _MEMORY_SHARE * free_memory():
+    if _crowds(config):
         detail = "the recipe's model is too large to be probed beside what runs here; a tiny one takes its place"
         yield Finding("model", "told", detail)
         config = NANO
@@ -87,14 +86,23 @@ def arithmetic(config: ModelConfig) -> Iterator[Finding]:
 
 
 def examine_checkpoint(path: Path) -> Iterator[Finding]:
-    """The folder's files, and the probes of the model in it when they can be loaded."""
+    """The folder's files, and the probes of the model in it when they can be loaded and it fits into memory."""
     findings = check_files(path)
     yield from findings
-    if all(finding.outcome != "failed" for finding in findings):
-        # rounded activations may fall to either side of a step, which would hide what the probes look for
-        yield from probe_all(load_checkpoint(path, verify=False).model(device=device_here(), widened=True))
-    else:
+    if any(finding.outcome == "failed" for finding in findings):
         yield Finding("model", "told", "not probed, because the files are not in order")
+        return
+    checkpoint = load_checkpoint(path, verify=False)
+    if _crowds(checkpoint.config):
+        yield Finding("model", "told", "not probed, because it is too large beside what runs here")
+        return
+    # rounded activations may fall to either side of a step, which would hide what the probes look for
+    yield from probe_all(checkpoint.model(device=device_here(), widened=True))
+
+
+def _crowds(config: ModelConfig) -> bool:
+    """Whether a model of this shape, in float32, takes more than its share of the memory that is free."""
+    return 4 * config.parameter_count() > _MEMORY_SHARE * free_memory()
 
 
 def examine_recipe(recipe: Recipe) -> Iterator[Finding | MarkedConversation]:

@@ -9,7 +9,9 @@ from modicum.checkpoint import Checkpoint, load_checkpoint
 from modicum.doctor.finding import Finding, judged
 from modicum.road.words import count, size
 from modicum.store import UserError, verify_manifest
+from modicum.store.manifest import MANIFEST, read_manifest
 from modicum.tokenizer import Tokenizer
+from modicum.tokenizer.roles import OWN_ROLES
 
 _SAMPLE = "Tabs\tand line ends\r\n, Straße and Straße, emoji \U0001f469‍\U0001f680, <|im_end|> as text."
 
@@ -32,14 +34,19 @@ def check_files(path: Path) -> list[Finding]:
 
 
 def hashes(path: Path) -> Finding:
-    """Every file against the SHA-256 in the folder's manifest."""
+    """Every file that the folder's manifest names against its SHA-256 there; files that it does not name are told."""
     try:
         verify_manifest(path)
     except UserError as error:
         return _failed("file hashes", str(error))
-    files = [file for file in path.rglob("*") if file.is_file()]
-    total = sum(file.stat().st_size for file in files)
-    return _fine("file hashes", f"{len(files)} files, {size(total)}, all as they were written")
+    hashed = {path / name for name in read_manifest(path)}
+    total = sum(file.stat().st_size for file in hashed)
+    detail = f"{len(hashed)} files, {size(total)}, all as they were written"
+    others = {file for file in path.rglob("*") if file.is_file()} - hashed - {path / MANIFEST}
+    if not others:
+        return _fine("file hashes", detail)
+    names = ", ".join(sorted(str(file.relative_to(path)) for file in others)[:5])
+    return Finding("file hashes", "told", f"{detail}; no hash is known of {count(len(others))} more: {names}")
 
 
 def tensors(checkpoint: Checkpoint) -> Finding:
@@ -82,7 +89,8 @@ def round_trip(tokenizer: Tokenizer) -> Finding:
 
 
 def end_ids(path: Path, tokenizer: Tokenizer) -> Finding:
-    """Generation ends at end-of-text, and for a chat model at the end of a turn; padding is another id; files agree."""
+    """Generation ends at end-of-text, and for a chat model at the end of a turn; files agree. Our own padding ends
+    nothing."""
     name = "end of text"
     in_config, in_generation = (_json(path / file) for file in ("config.json", "generation_config.json"))
     stops = _ids(in_generation.get("eos_token_id"))
@@ -94,11 +102,11 @@ def end_ids(path: Path, tokenizer: Tokenizer) -> Finding:
     if set(_ids(in_config.get("eos_token_id"))) != set(stops):
         return _failed(name, f"config.json ends at {in_config.get('eos_token_id')}, generation_config.json at {stops}")
     pads = {in_config.get("pad_token_id"), in_generation.get("pad_token_id")}
-    # a tokenizer without a token to spare pads with the one that ends a text; padding is masked by its place here
-    if pads != {pad} or (pad in stops and pad != eot):
+    # one from elsewhere may pad with a token that ends an answer, as Qwen's does; padding is masked by its place here
+    if pads != {pad} or (pad in stops and tokenizer.roles == OWN_ROLES):
         return _failed(name, f"padding is {sorted(map(str, pads))}, and the tokenizer's is {pad}")
     kind = "a model" if turn == eot else "a chat model" if turn in stops else "a base model"
-    padding = "padding is that too" if pad == eot else "padding is another id"
+    padding = "padding is one of these" if pad in stops else "padding is another id"
     return _fine(name, f"{kind}: stops at {' and '.join(_name(tokenizer, stop) for stop in stops)}, {padding}")
 
 

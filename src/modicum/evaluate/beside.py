@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from modicum.evaluate.divergence import CLEAR, Quality, quality
 from modicum.evaluate.texts import Texts
-from modicum.store import UserError
+from modicum.store import UserError, free_memory
 from modicum.tokenizer import Tokenizer
 
 
@@ -32,6 +32,13 @@ def cost_of_full(measure: Callable[[], Cost]) -> tuple[Cost | None, tuple[str, .
         return measure(), ()
     except (OSError, UserError) as error:
         return None, (f"what float32 costs was not measured: {error}",)
+
+
+def check_free(needed: int) -> None:
+    """UserError where so many bytes of memory are not free: a system that runs out of it ends us without a word."""
+    free = free_memory()
+    if needed > free:
+        raise UserError(f"it takes about {needed / 1e9:.2f} GB of memory, and {free / 1e9:.2f} GB are free")
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,12 @@ from typing import Any
 import torch
 
 from modicum.checkpoint import Checkpoint, load_checkpoint
-from modicum.evaluate.beside import Cost, cost_of_full
+from modicum.evaluate.beside import Cost, check_free, cost_of_full
 from modicum.evaluate.divergence import Limits
+from modicum.exchange.children import passing_folder
 from modicum.exchange.gguf_gate import LIMITS, Proof, prove_gguf
 from modicum.exchange.gguf_runtime import library, timed
+from modicum.exchange.gguf_vocabulary import unflagged_ids
 from modicum.exchange.gguf_weights import Quant, file_tensors, gguf_library
 from modicum.exchange.gguf_writing import file_metadata, write_gguf
 from modicum.exchange.leaving import leaving
@@ -73,8 +75,10 @@ def export_gguf(
     progress(f"writing {out}")
     with atomic_directory(out) as unfinished:
         file = unfinished / name
-        others = write_gguf(file, loaded.config, metadata, file_tensors(loaded.weights, loaded.config, quant))
-        proof = prove_gguf(file, str(out / name), loaded, quant, limits, scope or SCOPE, progress)
+        with passing_folder(unfinished) as work:  # gigabytes, for which there is room where the file goes
+            tensors = file_tensors(loaded.weights, loaded.config, quant, work)
+            others = write_gguf(file, loaded.config, metadata, tensors)
+            proof = prove_gguf(file, str(out / name), loaded, quant, limits, scope or SCOPE, progress, work)
         progress("measuring what it costs")
         cost = _cost(file, loaded)
         full, untold = cost_of_full(lambda: cost if quant == "f32" else _full(unfinished / "full.gguf", loaded))
@@ -95,7 +99,8 @@ def export_gguf(
 
 
 def _full(file: Path, checkpoint: Checkpoint) -> Cost:
-    """What float32 costs on this machine now, from a file that is thrown away."""
+    """What float32 costs on this machine now, from a file that is thrown away. UserError where memory is short."""
+    check_free(4 * checkpoint.config.parameter_count())
     metadata = file_metadata(checkpoint.config, checkpoint.tokenizer, "f32")
     try:
         write_gguf(file, checkpoint.config, metadata, file_tensors(checkpoint.weights, checkpoint.config, "f32"))
@@ -117,6 +122,9 @@ def _otherwise(tokenizer: Tokenizer, ends: Sequence[int]) -> Iterator[str]:
     if composes(tokenizer):
         yield "llama.cpp does not compose accents (NFC) as the tokenizer does: give it composed text, as was compared"
     names = {number: token for token, number in tokenizer.definition["model"]["vocab"].items()}
+    if unflagged := unflagged_ids(tokenizer):
+        named = ", ".join(names[number] for number in unflagged)
+        yield f"llama.cpp leaves control tokens out of an answer's text, these too, which the checkpoint shows: {named}"
     for number in ends:
         token = names.get(number, "a token")
         yield f"an answer ends at {token} (id {number}) in llama.cpp, and goes on in the checkpoint"

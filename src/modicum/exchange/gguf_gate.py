@@ -69,12 +69,13 @@ def prove_gguf(
     limits: Limits,
     scope: Scope,
     progress: Callable[[str], None],
+    work: Path,
 ) -> Proof:
-    """Raises UserError, `name` in front, with the cause as well as it can be told."""
+    """Raises UserError, `name` in front, with the cause as well as it can be told. work: a folder for passing files."""
     config, weights = checkpoint.config, checkpoint.weights
     progress("reading it back")
     metadata = file_metadata(config, checkpoint.tokenizer, quant)
-    keys, tensors = read_back(file, name, config, metadata, file_tensors(weights, config, quant))
+    keys, tensors = read_back(file, name, config, metadata, file_tensors(weights, config, quant, work))
     texts = judging_texts(checkpoint, scope.heldout, texts=scope.texts, tokens=scope.tokens)
     progress(f"asking llama.cpp, and judging by {texts.source}")
     speak = decoder_speaker(weights, config)
@@ -82,7 +83,8 @@ def prove_gguf(
     steps = max(0, min(scope.steps, config.max_position_embeddings - _BEGIN))
     begun = [row[:_BEGIN] for row in texts.rows[: scope.continuations if steps else 0]]
     strings = agreed_strings(checkpoint.tokenizer, scope.strings, composed=True)
-    answer = ask(file, name=name, texts=strings, prompts=[*truth.prompts, *texts.rows], begun=begun, steps=steps)
+    prompts = [*truth.prompts, *texts.rows]
+    answer = ask(file, name=name, texts=strings, prompts=prompts, begun=begun, steps=steps, work=work)
     _check_vocabulary(answer, checkpoint, name)
     _check_ids(answer, strings, checkpoint, name)
     said, of_texts = answer.logits[: len(truth.prompts)], answer.logits[len(truth.prompts) :]

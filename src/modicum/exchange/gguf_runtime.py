@@ -3,7 +3,6 @@
 import json
 import signal
 import subprocess
-import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -15,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 
 from modicum.exchange import gguf_child, gguf_quantizer
-from modicum.exchange.children import limit_seconds, run_child
-from modicum.store import UserError
+from modicum.exchange.children import limit_seconds, passing_folder, run_child
+from modicum.store import UserError, written_by_numpy
 
 INSTALL = "pip install 'modicum[gguf]'"
 
@@ -61,12 +60,13 @@ def ask(
     begun: Iterable[Iterable[int]] = (),
     steps: int = 0,
     limit: float | None = None,
+    work: Path | None = None,
 ) -> Answer:
     """Load `model` in llama.cpp on the CPU, tokenize `texts`, run `prompts` (ids), and go on from those `begun`.
 
     Keys and values are float32, control tokens in texts are text. Raises UserError, beginning with `name` (the file's),
     in llama.cpp's own words where it refuses the file, crashes, or takes longer than `limit` seconds (without it, what
-    such work may take).
+    such work may take). work: a folder with room for the logits; without it, where the system puts passing files.
     """
     name = name or str(model)
     request: dict[str, Any] = {
@@ -77,10 +77,9 @@ def ask(
         "begun": [list(map(int, prompt)) for prompt in begun],
         "steps": steps,
     }
-    work = sum(map(len, request["prompts"])) + sum(len(ids) + steps for ids in request["begun"])
-    with tempfile.TemporaryDirectory(prefix="modicum-") as place:
-        folder = Path(place)
-        _run(gguf_child.__file__, request, folder, name, limit or limit_seconds(model.stat().st_size, work))
+    tokens = sum(map(len, request["prompts"])) + sum(len(ids) + steps for ids in request["begun"])
+    with passing_folder(work) as folder:
+        _run(gguf_child.__file__, request, folder, name, limit or limit_seconds(model.stat().st_size, tokens))
         facts: dict[str, Any] = json.loads((folder / "facts.json").read_text("utf-8"))
         # mapped, so that a large vocabulary's need no memory; they stay readable when their names are gone
         logits = [np.load(folder / f"logits-{number}.npy", mmap_mode="c") for number in range(len(request["prompts"]))]
@@ -95,8 +94,7 @@ def timed(
     `repeats`, on a CPU, as llama.cpp is set by default; "load_seconds" before; "peak_bytes" of resident memory, and
     "memory_bytes", the part of it that came with the file."""
     how = {"prompt": list(prompt), "short": list(short), "tokens": tokens, "repeats": repeats}
-    with tempfile.TemporaryDirectory(prefix="modicum-") as place:
-        folder = Path(place)
+    with passing_folder() as folder:
         request = {"model": str(model), "threads": threads, "timed": how}
         work = (len(prompt) + len(short) + tokens) * (repeats + 1)
         _run(gguf_child.__file__, request, folder, str(model), limit_seconds(model.stat().st_size, work))
@@ -104,13 +102,18 @@ def timed(
     return answer
 
 
-def quantized(rows: Sequence[tuple[NDArray[np.float32], int, int, int]]) -> list[NDArray[np.uint8]]:
-    """Rows as the bytes of a type, by ggml's own kernels: of each (rows, ggml's number of the type, block, bytes)."""
+def quantized(
+    rows: Sequence[tuple[NDArray[np.float32], int, int, int]], work: Path | None = None
+) -> list[NDArray[np.uint8]]:
+    """Rows as the bytes of a type, by ggml's own kernels: of each (rows, ggml's number of the type, block, bytes).
+
+    work: a folder with room for all of them, as in `ask`. Raises UserError where they do not fit.
+    """
     request = [{"kind": kind, "block": block, "bytes": size} for _, kind, block, size in rows]
-    with tempfile.TemporaryDirectory(prefix="modicum-") as place:
-        folder = Path(place)
+    with passing_folder(work) as folder:
         for number, (data, *_) in enumerate(rows):
-            np.save(folder / f"{number}.npy", data)
+            with written_by_numpy(folder / f"{number}.npy"):
+                np.save(folder / f"{number}.npy", data)
         # a number is looked at about as often as a weight is in a thousand tokens
         limit = limit_seconds(sum(data.nbytes for data, *_ in rows), 1000)
         _run(gguf_quantizer.__file__, request, folder, "quantizing", limit)

@@ -7,6 +7,7 @@ have the type takes another, and is named.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -63,8 +64,10 @@ def gguf_library() -> Any:
         raise UserError(f"writing GGUF needs the gguf package: {INSTALL}") from None
 
 
-def file_tensors(weights: Mapping[str, Tensor], config: ModelConfig, quant: Quant) -> Iterator[FileTensor]:
-    """Every tensor of the file, in its order. weights: under our names, in the half layout."""
+def file_tensors(
+    weights: Mapping[str, Tensor], config: ModelConfig, quant: Quant, work: Path | None = None
+) -> Iterator[FileTensor]:
+    """Every tensor of the file, in its order. weights: under our names, in the half layout. work: as in `quantized`."""
     if (factors := frequency_factors(config)) is not None:
         yield FileTensor(FREQUENCIES, factors.shape, "f32", factors.view(np.uint8))
     layout = LAYOUTS[architecture_of(config)]
@@ -75,7 +78,7 @@ def file_tensors(weights: Mapping[str, Tensor], config: ModelConfig, quant: Quan
         plan.append((theirs, numbers, *_kind(ours, numbers, quant)))
     # all at once, since each time is a process
     by_ggml = [(theirs, (numbers, *TYPES[kind])) for theirs, numbers, kind, _ in plan if kind in K_QUANTS]
-    results = quantized([rows for _, rows in by_ggml]) if by_ggml else []
+    results = quantized([rows for _, rows in by_ggml], work) if by_ggml else []
     done = {theirs: data for (theirs, _), data in zip(by_ggml, results, strict=True)}
     for theirs, numbers, kind, fallback in plan:
         data = done[theirs] if theirs in done else packed(numbers, kind)

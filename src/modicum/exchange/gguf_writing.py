@@ -8,6 +8,7 @@ from modicum.exchange.gguf_metadata import architecture_of, model_metadata
 from modicum.exchange.gguf_vocabulary import Value, vocabulary_metadata
 from modicum.exchange.gguf_weights import FILE_TYPES, TYPES, FileTensor, Quant, gguf_library
 from modicum.model import ModelConfig
+from modicum.store import written_by_numpy
 from modicum.tokenizer import Tokenizer
 
 
@@ -24,7 +25,10 @@ def file_metadata(config: ModelConfig, tokenizer: Tokenizer, quant: Quant) -> di
 def write_gguf(
     path: Path, config: ModelConfig, metadata: Mapping[str, Value], tensors: Iterable[FileTensor]
 ) -> list[FileTensor]:
-    """Write the file. Returns the tensors that did not take the type that was asked for."""
+    """Write the file. Returns the tensors that did not take the type that was asked for.
+
+    Raises UserError where they do not fit on the disk.
+    """
     library = gguf_library()
     writer = library.GGUFWriter(None, architecture_of(config))
     for key, value in metadata.items():
@@ -34,12 +38,13 @@ def write_gguf(
         kind = library.GGMLQuantizationType(TYPES[tensor.kind][0])
         writer.add_tensor(tensor.name, tensor.data, raw_dtype=kind)
         others += [tensor] if tensor.fallback else []
-    try:
-        writer.write_header_to_file(path)
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-    finally:
-        writer.close()
+    with written_by_numpy(path):
+        try:
+            writer.write_header_to_file(path)
+            writer.write_kv_data_to_file()
+            writer.write_tensors_to_file()
+        finally:
+            writer.close()
     return others
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from modicum.checkpoint import Checkpoint, load_checkpoint
-from modicum.evaluate.beside import Cost, cost_of_full
+from modicum.evaluate.beside import Cost, check_free, cost_of_full
 from modicum.evaluate.divergence import Limits
+from modicum.exchange.children import passing_folder
 from modicum.exchange.leaving import leaving
 from modicum.exchange.onnx_gate import LIMITS, OnnxProof, prove_onnx
 from modicum.exchange.onnx_nodes import onnx_library
@@ -71,7 +72,8 @@ def export_onnx(
             write_onnx(unfinished, loaded, quant, data_bytes=data_bytes)
         except UserError as error:
             raise UserError(f"{checkpoint}: {error}") from None
-        proof = prove_onnx(unfinished, file, str(out / file), loaded, quant, limits, scope or SCOPE, progress)
+        with passing_folder(unfinished) as work:  # gigabytes, for which there is room where the graph goes
+            proof = prove_onnx(unfinished, file, str(out / file), loaded, quant, limits, scope or SCOPE, progress, work)
         progress("measuring what it costs")
         cost = _cost(unfinished / file, loaded)
         full, untold = cost_of_full(lambda: cost if quant == "fp32" else _full(unfinished / "full", loaded))
@@ -91,7 +93,8 @@ def export_onnx(
 
 
 def _full(folder: Path, checkpoint: Checkpoint) -> Cost:
-    """What float32 costs on this machine now, from a graph that is thrown away."""
+    """What float32 costs on this machine now, from a graph that is thrown away. UserError where memory is short."""
+    check_free(2 * 4 * checkpoint.config.parameter_count())  # onnxruntime packs what it multiplies by once more
     file = folder / "model.onnx"
     try:
         write_graph(file, checkpoint, "fp32")

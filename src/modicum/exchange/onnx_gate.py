@@ -64,8 +64,9 @@ def prove_onnx(
     limits: Limits,
     scope: Scope,
     progress: Callable[[str], None],
+    work: Path,
 ) -> OnnxProof:
-    """Raises UserError, `name` in front, with the cause as well as it can be told."""
+    """Raises UserError, `name` in front, with the cause as well as it can be told. work: a folder for passing files."""
     progress("reading it back")
     weights = read_back(folder, file, name, checkpoint, quant)
     strings = agreed_strings(checkpoint.tokenizer, scope.strings)
@@ -77,7 +78,7 @@ def prove_onnx(
     steps = max(0, min(scope.steps, checkpoint.config.max_position_embeddings - _BEGIN))
     begun = [row[:_BEGIN] for row in texts.rows[: scope.continuations if steps else 0]]
     prompts = Prompts(truth, texts.rows, checkpoint.config.vocab_size)
-    answer = ask_onnx(folder / file, name=name, runs=prompts.all, begun=begun, steps=steps)
+    answer = ask_onnx(folder / file, name=name, runs=prompts.all, begun=begun, steps=steps, work=work)
     width = answer.logits[0].shape[-1]
     if width != checkpoint.config.vocab_size:
         raise _refusal(name, [f"it gives logits to {width} tokens, the vocabulary has {checkpoint.config.vocab_size}"])

@@ -31,7 +31,8 @@ def decoder_graph(config: ModelConfig, tensors: Iterable[tuple[str, Numbers]], q
 class _Writer:
     def __init__(self, config: ModelConfig, quant: OnnxQuant) -> None:
         self.config, self.quant = config, quant
-        self.nodes = Nodes()
+        self.proto = self._empty()
+        self.nodes = Nodes(self.proto.graph)
         self.shapes = weight_shapes(config)
         self.kind = "FLOAT16" if quant == "fp16" else "FLOAT"  # of products, keys and values
 
@@ -60,10 +61,16 @@ class _Writer:
         for part in (f"{layer}.{kept}" for layer in range(config.num_hidden_layers) for kept in ("key", "value")):
             inputs.append(made(f"past_key_values.{part}", kind, [*cached, "past", config.head_dim]))
             outputs.append(made(f"present.{part}", kind, [*cached, "total", config.head_dim]))
-        graph = helper.make_graph(self.nodes.nodes, "decoder", inputs, outputs, initializer=self.nodes.initializers)
+        self.proto.graph.input.extend(inputs)
+        self.proto.graph.output.extend(outputs)
+        return self.proto
+
+    def _empty(self) -> Any:
+        helper = onnx_library().helper
         domains = [helper.make_opsetid("", OPSET)]
         if self.quant == "int8":
             domains.append(helper.make_opsetid("com.microsoft", 1))
+        graph = helper.make_graph([], "decoder", [], [])
         return helper.make_model(graph, opset_imports=domains, ir_version=_IR, producer_name="modicum")
 
     def _embedding(self, ids: str) -> str:

@@ -24,27 +24,27 @@ def onnx_library() -> Any:
 
 
 class Nodes:
-    """`nodes` in their order, and `initializers`: weights under the names given, constants shared by value."""
+    """Puts nodes into `graph`, a GraphProto, in their order, and weights: under the names given, constants shared by
+    value. Straight into it, for the library copies all that it joins into a graph, and again into a model."""
 
-    def __init__(self) -> None:
-        self.nodes: list[Any] = []
-        self.initializers: list[Any] = []
+    def __init__(self, graph: Any) -> None:
+        self.graph = graph
         self._constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
 
     def add(self, kind: str, *inputs: str, out: str | None = None, domain: str = "", **attributes: Any) -> str:
         """One node with one output, whose name is returned."""
-        out = out or f"{kind}.{len(self.nodes)}"
+        out = out or f"{kind}.{len(self.graph.node)}"
         made = onnx_library().helper.make_node(
             kind, list(inputs), [out], domain=domain, name=f"node.{out}", **attributes
         )
-        self.nodes.append(made)
+        self.graph.node.append(made)
         return out
 
     def split(self, x: str, *sizes: int) -> tuple[str, ...]:
         """The parts of the last axis."""
-        outs = [f"Split.{len(self.nodes)}.{part}" for part in range(len(sizes))]
+        outs = [f"Split.{len(self.graph.node)}.{part}" for part in range(len(sizes))]
         made = onnx_library().helper.make_node("Split", [x, self.ints(*sizes)], outs, axis=-1, name=f"node.{outs[0]}")
-        self.nodes.append(made)
+        self.graph.node.append(made)
         return tuple(outs)
 
     def cast(self, x: str, kind: str) -> str:
@@ -52,7 +52,9 @@ class Nodes:
 
     def weight(self, name: str, numbers: Numbers) -> None:
         """An initializer of that name."""
-        self.initializers.append(onnx_library().numpy_helper.from_array(numbers, name))
+        kind = onnx_library().helper.np_dtype_to_tensor_dtype(numbers.dtype)
+        made = self.graph.initializer.add(name=name, data_type=kind, dims=numbers.shape)
+        made.raw_data = numbers.astype(numbers.dtype.newbyteorder("<"), copy=False).tobytes()
 
     def constant(self, numbers: Numbers) -> str:
         key = (str(numbers.dtype), numbers.shape, numbers.tobytes())

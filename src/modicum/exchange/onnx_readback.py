@@ -26,9 +26,8 @@ def read_back(folder: Path, file: str, name: str, checkpoint: Checkpoint, quant:
     model = onnx_library().load_model(folder / file, load_external_data=False)
     faults = [*_outside(model, folder / file), *_configs(folder, checkpoint, quant)]
     if not faults:
-        onnx_library().external_data_helper.load_external_data_for_model(model, str((folder / file).parent))
-        found = {one.name: onnx_library().numpy_helper.to_array(one) for one in model.graph.initializer}
-        faults += [*_vocabulary(found, checkpoint), *_weights(found, checkpoint, quant)]
+        found = {one.name: one for one in model.graph.initializer}
+        faults += [*_vocabulary(found, checkpoint), *_weights(found, (folder / file).parent, checkpoint, quant)]
     if faults:
         more = [f"and {len(faults) - 12} more"] if len(faults) > 12 else []
         heading = f"{name}: read back, it is not the checkpoint, and was not written"
@@ -67,25 +66,27 @@ def _other_values(found: Any, wanted: Any, place: str = "") -> Iterator[str]:
         yield f"genai_config.json: {place} is {found}, should be {wanted}"
 
 
-def _vocabulary(found: dict[str, Numbers], checkpoint: Checkpoint) -> Iterator[str]:
+def _vocabulary(found: dict[str, Any], checkpoint: Checkpoint) -> Iterator[str]:
     """What has not a row for each token, whatever the writer took for the weights."""
     tokens = checkpoint.config.vocab_size
     for name in (EMBEDDING, HEAD, EMBEDDING + ROUNDED, HEAD + ROUNDED):
-        if name in found and len(found[name]) != tokens:
-            yield f"{name}: has rows for {len(found[name])} tokens, the checkpoint's vocabulary has {tokens}"
+        if name in found and found[name].dims[0] != tokens:
+            yield f"{name}: has rows for {found[name].dims[0]} tokens, the checkpoint's vocabulary has {tokens}"
 
 
-def _weights(found: dict[str, Numbers], checkpoint: Checkpoint, quant: OnnxQuant) -> Iterator[str]:
+def _weights(found: dict[str, Any], place: Path, checkpoint: Checkpoint, quant: OnnxQuant) -> Iterator[str]:
+    """found: initializers by name, whose numbers may lie beside the graph in `place`; read one at a time."""
     wanted = set()
     for name, ours in onnx_tensors(checkpoint.weights, quant):
         wanted.add(name)
         if name not in found:
             yield f"{name}: missing"
-        elif (found[name].dtype, found[name].shape) != (ours.dtype, ours.shape):
-            there = f"{found[name].dtype} {list(found[name].shape)}"
-            yield f"{name}: is {there}, should be {ours.dtype} {list(ours.shape)}"
-        elif not np.array_equal(found[name], ours):
-            yield f"{name}: {_cause(found[name], ours, name, checkpoint, quant)}"
+            continue
+        there = onnx_library().numpy_helper.to_array(found[name], str(place))
+        if (there.dtype, there.shape) != (ours.dtype, ours.shape):
+            yield f"{name}: is {there.dtype} {list(there.shape)}, should be {ours.dtype} {list(ours.shape)}"
+        elif not np.array_equal(there, ours):
+            yield f"{name}: {_cause(there, ours, name, checkpoint, quant)}"
     for name in sorted(found.keys() - wanted):
         if not name.startswith("constant."):
             tied = name.startswith(HEAD) and checkpoint.config.tie_word_embeddings

@@ -3,7 +3,6 @@
 import json
 import signal
 import subprocess
-import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -15,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from modicum.exchange import onnx_child
-from modicum.exchange.children import limit_seconds, run_child
+from modicum.exchange.children import limit_seconds, passing_folder, run_child
 from modicum.exchange.onnx_nodes import INSTALL
 from modicum.exchange.parity import Ids
 from modicum.store import UserError
@@ -63,11 +62,13 @@ def ask_onnx(
     begun: Iterable[Iterable[int]] = (),
     steps: int = 0,
     limit: float | None = None,
+    work: Path | None = None,
 ) -> OnnxAnswer:
     """Load `model` in onnxruntime on the CPU, go on from the texts `begun`, and make the `runs`.
 
     Raises UserError, beginning with `name`, in onnxruntime's own words where it refuses the file, crashes, or takes
-    longer than `limit` seconds (without it, what such work may take).
+    longer than `limit` seconds (without it, what such work may take). work: a folder with room for the logits; without
+    it, where the system puts passing files.
     """
     request: dict[str, Any] = {
         "model": str(model),
@@ -77,11 +78,10 @@ def ask_onnx(
         "steps": steps,
     }
     size = sum(one.stat().st_size for one in model.parent.iterdir())
-    work = sum(run.ids.size for run in runs) + sum(len(text) + steps for text in request["begun"])
-    with tempfile.TemporaryDirectory(prefix="modicum-") as place:
-        folder = Path(place)
+    tokens = sum(run.ids.size for run in runs) + sum(len(text) + steps for text in request["begun"])
+    with passing_folder(work) as folder:
         (folder / "request.json").write_text(json.dumps(request), "utf-8")
-        limit = limit or limit_seconds(size, work)
+        limit = limit or limit_seconds(size, tokens)
         ended = run_child(onnx_child.__file__, [folder], name=name, runtime="onnxruntime", limit=limit)
         if ended.returncode != 0:
             raise UserError(f"{name}: {_fault(ended)}")

@@ -10,6 +10,7 @@ from modicum.exchange.onnx_weights import OnnxQuant, onnx_tensors
 from modicum.store import read_json, write_json
 
 DATA_BYTES = 1 << 30  # of weights in the graph's own file: what a browser still takes, and below protobuf's 2 GiB
+_APART = 1024  # bytes of a tensor that lies beside the graph, where the large ones do
 _SUFFIXES: dict[OnnxQuant, str] = {"fp32": "", "fp16": "_fp16", "int8": "_int8"}  # transformers.js' own
 
 
@@ -42,9 +43,14 @@ def write_graph(file: Path, checkpoint: Checkpoint, quant: OnnxQuant, *, data_by
     """Write the graph alone. Returns whether its weights lie beside it."""
     library = onnx_library()
     model = decoder_graph(checkpoint.config, onnx_tensors(checkpoint.weights, quant), quant)
-    outside = sum(len(one.raw_data) for one in model.graph.initializer) > data_bytes
+    sizes = [len(one.raw_data) for one in model.graph.initializer]
+    outside = sum(sizes) > data_bytes
+    if outside:  # marked here, for the library would look for the file in the folder that one stands in
+        for one, size in zip(model.graph.initializer, sizes, strict=True):
+            if size >= _APART:
+                library.external_data_helper.set_external_data(one, f"{file.name}_data")
     file.parent.mkdir(parents=True, exist_ok=True)
-    library.save_model(model, file, save_as_external_data=outside, location=f"{file.name}_data", size_threshold=1024)
+    library.save_model(model, file)
     return outside
 
 

@@ -2,8 +2,12 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryFile
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from modicum.evaluate.beside import Judged, judged
@@ -18,12 +22,12 @@ Matrices = Mapping[str, RoundedMatrix]
 
 
 class Judge:
-    """Holds what the full model says of some texts, float32 (T, V) each."""
+    """Holds what the full model says of some texts, float32 (T, V) each: in a file of `folder` that has no name."""
 
-    def __init__(self, full: Decoder, texts: Texts) -> None:
+    def __init__(self, full: Decoder, texts: Texts, folder: Path) -> None:
         self.texts = texts
         self._rows = [torch.from_numpy(row) for row in texts.rows]
-        self._said = list(_say(full, self._rows))
+        self._said = _mapped(_say(full, self._rows), folder)
 
     def beside(self, model: Decoder, tokenizer: Tokenizer) -> Judged:
         """All that is told of `model`, bits per byte too."""
@@ -95,3 +99,15 @@ def _say(model: Decoder, rows: Iterable[Tensor]) -> Iterator[Tensor]:
         with torch.no_grad():
             logits: Tensor = model(row[None])[0]
         yield logits.float()
+
+
+def _mapped(said: Iterable[Tensor], folder: Path) -> list[NDArray[np.float32]]:
+    """The same (T, V) each, on the disk: those of a large vocabulary are gigabytes. Nothing of it stays after us."""
+    lengths = []
+    with TemporaryFile(dir=folder) as file:
+        for logits in said:
+            file.write(logits.cpu().numpy().tobytes())
+            lengths.append(len(logits))
+        file.flush()
+        whole = np.memmap(file, np.float32, mode="c").reshape(sum(lengths), -1)
+    return np.split(whole, np.cumsum(lengths)[:-1])

@@ -97,10 +97,10 @@ def quantize_checkpoint(
     context = loaded.config.max_position_embeddings
     fit = token_rows(texts, length=min(_LENGTH, context), tokens=_FIT_TOKENS)
     full = loaded.model().requires_grad_(False)
-    chooser, judge = _judges(full, judging, tune_steps, max_kl)
+    chooser, judge = _judges(full, judging, tune_steps, max_kl, _nearest_folder(out))
     progress(f"judging by {judge.texts.source}")
     progress("rounding")
-    student = copy.deepcopy(full)
+    student = full  # it has rounded matrices only for as long as it is asked with them
     matrices = _rounded(student, to, input_moments(full, fit))
     notes: tuple[str, ...] = () if (fault := kernel_fault()) is None else (f"slower than it could be here: {fault}",)
     if common := len(given) - len(texts):
@@ -156,16 +156,22 @@ def quantize_checkpoint(
     return report
 
 
-def _judges(full: Any, texts: Texts, tune_steps: int, max_kl: float | None) -> tuple[Judge, Judge]:
+def _judges(full: Any, texts: Texts, tune_steps: int, max_kl: float | None, folder: Path) -> tuple[Judge, Judge]:
     """By whose texts anything is chosen, and by whose the result is judged: halves, for what was chosen by a text looks
     better on it; all texts where nothing is to choose. Raises UserError for a single one."""
     if not tune_steps and max_kl is None:
-        judge = Judge(full, texts)
+        judge = Judge(full, texts, folder)
         return judge, judge
     if len(texts.rows) < 2:
         raise UserError(f"--heldout: a single text ({texts.source}) cannot both choose and judge; give two or more")
     half = len(texts.rows) // 2
-    return Judge(full, replace(texts, rows=texts.rows[:half])), Judge(full, replace(texts, rows=texts.rows[half:]))
+    halves = (replace(texts, rows=texts.rows[:half]), replace(texts, rows=texts.rows[half:]))
+    return Judge(full, halves[0], folder), Judge(full, halves[1], folder)
+
+
+def _nearest_folder(out: Path) -> Path:
+    """Of those that `out` will lie in, the nearest that is there."""
+    return next(folder for folder in out.absolute().parents if folder.is_dir())
 
 
 def _hint(ways: str) -> str:

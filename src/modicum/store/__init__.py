@@ -12,7 +12,7 @@ from modicum.store.atomic import (
     write_text,
 )
 from modicum.store.cache import cache_folder
-from modicum.store.errors import UserError
+from modicum.store.errors import UserError, written_by_numpy
 from modicum.store.fingerprint import Fingerprints
 from modicum.store.hashes import hash_file, hash_json, hash_tree
 from modicum.store.lock import run_lock
@@ -48,4 +48,5 @@ __all__ = [
     "write_json",
     "write_manifest",
     "write_text",
+    "written_by_numpy",
 ]

@@ -18,11 +18,13 @@ _TEMPORARY, _ASIDE = ".tmp-", ".aside-"  # neither begins as the other, so none 
 
 
 def refuse_taken(out: Path) -> None:
-    """Raise UserError unless `out` is free: not there, or an empty folder."""
+    """Raise UserError unless `out` is free: not there, or an empty folder that can be replaced."""
     if out.is_symlink() or (out.exists() and not out.is_dir()):
         raise UserError(f"{out}: is there already and is no folder; name a new one with --out")
     if out.is_dir() and any(out.iterdir()):
         raise UserError(f"{out}: is not empty; name a new folder with --out, or empty this one")
+    if os.path.ismount(out):
+        raise UserError(f"{out}: a disk is mounted there; name a folder in it with --out, such as {out / 'model'}")
 
 
 def fsync_path(path: Path) -> None:
