@@ -32,7 +32,7 @@ def test_what_was_exported_comes_back_bit_for_bit_and_goes_out_the_same(shape, t
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
-@pytest.mark.parametrize("shape", ["plain", "rows without a token"])
+@pytest.mark.parametrize("shape", ["plain", "llama3", "rows without a token"])
 def test_every_file_of_the_checkpoint_comes_back(shape, tokenizer, tmp_path):
     # the range of the first weights alone is not in a GGUF file
     folder = gguf_models.save(tokenizer, tmp_path, **gguf_models.SHAPES[shape], initializer_range=0.02)

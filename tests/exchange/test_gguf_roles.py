@@ -13,6 +13,7 @@ from modicum.checkpoint import load_checkpoint
 from modicum.exchange import import_checkpoint
 from modicum.exchange.gguf_file import read_gguf
 from modicum.exchange.gguf_runtime import ask
+from modicum.exchange.gguf_vocabulary import UNFLAGGED, vocabulary_metadata
 from modicum.exchange.gguf_weights import file_tensors
 from modicum.exchange.gguf_writing import file_metadata, write_gguf
 from modicum.model import Decoder
@@ -232,3 +233,16 @@ def test_a_files_own_sentencepiece_model_may_be_named(imported, pieces, tmp_path
     spoken = pieces(unk_id=0, bos_id=1, eos_id=2, pad_id=3)
     ours = imported(spoken, tokenizer=tmp_path / "tokenizer.model")
     assert ours.tokenizer.encode("a model") == spoken.encode("a model")
+
+
+def test_a_list_of_unflagged_tokens_that_is_none_is_refused(refused):
+    assert f"{UNFLAGGED}: expected a list of int" in refused(**{UNFLAGGED: ["x"]})
+
+
+def test_a_file_makes_no_text_of_a_control_token(tokenizer, imported):
+    tokens = vocabulary_metadata(tokenizer, 384)["tokenizer.ggml.tokens"]
+    named = {"tokenizer.ggml.tokens": [*tokens[:10], "END", *tokens[11:]], UNFLAGGED: [9, 10]}
+    ours = imported(**named).tokenizer
+    assert {9, 10} <= ours.special_ids
+    assert ours.spoken_ids == tokenizer.spoken_ids | {9}
+    assert 10 not in ours.encode("the END")

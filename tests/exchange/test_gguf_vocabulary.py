@@ -6,6 +6,7 @@ from unicodedata import is_normalized, ucd_3_2_0
 import gguf_models
 import pytest
 import tokenizers
+from gguf import GGUFReader
 from sentencepiece import SentencePieceTrainer
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
@@ -15,7 +16,7 @@ from modicum.exchange.gguf_runtime import ask
 from modicum.exchange.gguf_vocabulary import vocabulary_metadata
 from modicum.exchange.strings import agreed_strings
 from modicum.store import UserError
-from modicum.tokenizer import PRETOKENIZER_PATTERN, load_tokenizer, sentencepiece_tokenizer
+from modicum.tokenizer import PRETOKENIZER_PATTERN, Tokenizer, load_tokenizer, sentencepiece_tokenizer
 
 TEXTS = ["It's 2024, and (the) model's 100% sure: don't wait. In 1999 he'd said 1,234,567 words\n\n  there"] * 40
 
@@ -211,3 +212,19 @@ def test_pieces_that_make_each_other_in_endless_ways_are_refused(monkeypatch):
     vocab = {"a" * length: length - 1 for length in range(1, 6)}  # 0 + 1 + 2 + 3 + 4 ways
     with pytest.raises(UserError, match="x: its pieces are made of each other in more than 9 ways"):
         pieces_definition(vocab, [True] * 5, [0.0] * 5, True, "x")
+
+
+@pytest.mark.usefixtures("brief_gate")
+def test_control_tokens_that_answers_may_say_come_back_as_such(tokenizer, tmp_path):
+    entry = tokenizer.definition["added_tokens"][10]
+    added = [{**one, "special": one != entry} for one in tokenizer.definition["added_tokens"]]
+    thinking = Tokenizer({**tokenizer.definition, "added_tokens": added}, tokenizer.chat_template, tokenizer.roles)
+    assert thinking.spoken_ids == tokenizer.spoken_ids | {entry["id"]}
+    report = export_gguf(gguf_models.save(thinking, tmp_path), out=tmp_path / "out")
+    assert report.notes[0].endswith(f"which the checkpoint shows: {entry['content']}")
+    file = tmp_path / "out" / "model-f32.gguf"
+    assert GGUFReader(file).fields["tokenizer.ggml.token_type"].contents()[entry["id"]] == 3  # control
+    import_checkpoint(file, dialect="gguf", out=tmp_path / "ours")
+    found = load_tokenizer(tmp_path / "ours", missing="keep")
+    assert (found.spoken_ids, found.special_ids) == (thinking.spoken_ids, thinking.special_ids)
+    assert found.definition == thinking.definition

@@ -155,7 +155,9 @@ def test_a_card_tells_nothing_of_a_checkpoint_that_was_not_the_one_evaluated(run
 
 def test_a_checkpoint_without_a_run_asks_for_the_licences(tokenizer, tmp_path):
     export_hf(gguf_models.save(tokenizer, tmp_path), out=tmp_path / "out")
-    assert "name their licences here before it is given to others" in (tmp_path / "out" / "README.md").read_text()
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "name their licences here before it is given to others" in card
+    assert "A language model handed on by modicum." in card, "no training lies with it"
 
 
 def _swapped(name):

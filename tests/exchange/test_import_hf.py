@@ -22,7 +22,9 @@ from transformers import (
 )
 
 from modicum.checkpoint import load_checkpoint
+from modicum.doctor.files import check_files
 from modicum.exchange import import_checkpoint
+from modicum.exchange.leaving import leaving
 from modicum.store import UserError
 
 SIZES = {
@@ -161,6 +163,14 @@ def byte_level_kind(folder, around, settings):
         ("mistral", "<|im_start|> $A", {"tokenizer_class": "LlamaTokenizer", "bos_token": "<|im_start|>"}),
         ("smollm2", None, {"tokenizer_class": "GPT2Tokenizer", "bos_token": "<|im_start|>"}),
         ("qwen2", None, {"tokenizer_class": "Qwen2Tokenizer", "bos_token": None}),
+        # beside a tokenizer.json transformers passes over what its settings say of a text's beginning and end
+        (
+            "llama",
+            "<|im_start|> $A",
+            {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|im_start|>", "add_bos_token": False},
+        ),
+        ("smollm2", None, {"tokenizer_class": "GPT2Tokenizer", "bos_token": "<|im_start|>", "add_bos_token": True}),
+        ("qwen2", None, {"tokenizer_class": "Qwen2Tokenizer", "bos_token": None, "add_eos_token": True}),
     ],
 )
 def test_a_text_gets_the_ids_in_transformers_that_its_source_gave_it(name, around, settings, theirs, tmp_path):
@@ -180,8 +190,56 @@ def test_the_model_stops_where_its_source_stopped(theirs, tmp_path):
     folder, _ = theirs("llama")
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [3, 0, 9]}))
     import_checkpoint(folder, dialect="hf", out=tmp_path / "out")
-    stops = json.loads((tmp_path / "out" / "generation_config.json").read_text())["eos_token_id"]
-    assert sorted(stops) == [0, 3, 9]
+    for name in ("config.json", "generation_config.json"):
+        assert sorted(json.loads((tmp_path / "out" / name).read_text())["eos_token_id"]) == [0, 3, 9]
+
+
+def test_the_doctor_finds_no_fault_with_several_ends_of_which_one_pads(theirs, tmp_path):
+    folder, _ = theirs("qwen2")
+    settings = {"tokenizer_class": "Qwen2Tokenizer", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+    byte_level_kind(folder, None, settings)  # as Qwen's: a chat ends at the one, and at the other too
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [3, 0]}))
+    import_checkpoint(folder, dialect="hf", out=tmp_path / "out")
+    findings = check_files(tmp_path / "out")
+    assert [finding.detail for finding in findings if finding.outcome == "failed"] == []
+    ends = next(finding.detail for finding in findings if finding.name == "end of text")
+    assert ends.endswith("stops at <|im_end|> and <|endoftext|>, padding is one of these")
+
+
+@pytest.mark.parametrize("name", ["generation_config.json", "config.json"])
+@pytest.mark.parametrize("end", [384, -1])
+def test_an_end_that_no_token_has_is_refused(end, name, theirs, tmp_path):
+    folder, _ = theirs("llama")
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    config = json.loads((folder / "config.json").read_text()) if name == "config.json" else {}
+    (folder / name).write_text(json.dumps({**config, "eos_token_id": [0, end]}))
+    with pytest.raises(UserError, match=rf"theirs/{name}: an answer would end at {end}, which is no token's id"):
+        import_checkpoint(folder, dialect="hf", out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_sentencepiece_model_to_which_a_fine_tune_added_tokens_is_refused(theirs, sentencepiece_model, tmp_path):
+    folder, _ = theirs("llama")
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer.model").write_bytes(sentencepiece_model)
+    added = {"384": {"content": "<|im_start|>"}, "385": {"content": "<|im_end|>"}}
+    (folder / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": added}))
+    with pytest.raises(UserError, match=r"name '<\|im_start\|>' \(id 384\), '<\|im_end\|>' \(id 385\), which it does"):
+        import_checkpoint(folder, dialect="hf", out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_base_model_without_a_chat_template_stays_without_one(theirs, tmp_path):
+    folder, _ = theirs("llama")
+    (folder / "chat_template.jinja").unlink()
+    import_checkpoint(folder, dialect="hf", out=tmp_path / "out")
+    assert not (tmp_path / "out" / "chat_template.jinja").exists()
+    assert AutoTokenizer.from_pretrained(tmp_path / "out").chat_template is None
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["eos_token_id"] == 0
+    found = load_checkpoint(tmp_path / "out")
+    assert found.tokenizer.chat_template, "ChatML, for a tuning to come"
+    assert not found.talks
+    assert leaving(found).tokenizer.chat_template is None
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,9 @@ def test_in_transformers(trained, tokenizer, tmp_path):
     theirs = AutoTokenizer.from_pretrained(tmp_path / "out")
     assert theirs(TEXT).input_ids == [tokenizer.bos_id, *tokenizer.encode(TEXT)]
     assert theirs.chat_template is None
-    assert 'tokenizer("Once"' in (tmp_path / "out" / "README.md").read_text()
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert 'tokenizer("Once"' in card
+    assert "A language model trained with modicum." in card
 
 
 def test_in_llama_cpp(trained, tokenizer, tmp_path):
@@ -73,6 +75,28 @@ def test_a_chat_model_begins_as_its_template_does_and_nothing_else_is_put_there(
 def test_what_came_from_elsewhere_stays_as_it_came(tokenizer, tmp_path):
     checkpoint = load_checkpoint(gguf_models.save(tokenizer, tmp_path, chat=False))
     assert leaving(checkpoint) is checkpoint
+
+
+def test_a_base_model_that_came_without_a_template_leaves_without_one(tokenizer, tmp_path):
+    folder = gguf_models.save(tokenizer.with_template(None), tmp_path, chat=False)
+    assert load_checkpoint(folder).tokenizer.chat_template, "ChatML, for a tuning to come"
+    export_hf(folder, out=tmp_path / "out")
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert theirs.chat_template is None
+    assert theirs(TEXT).input_ids == tokenizer.encode(TEXT)
+
+
+def test_a_chat_model_that_came_without_a_template_leaves_with_the_one_it_answers_in(tokenizer, tmp_path):
+    checkpoint = load_checkpoint(gguf_models.save(tokenizer.with_template(None), tmp_path, chat=True))
+    assert checkpoint.talks
+    assert leaving(checkpoint) is checkpoint
+
+
+def test_a_base_model_whose_texts_begin_with_a_token_of_their_own_keeps_it_and_no_template(trained, tokenizer):
+    roles = Roles(eos="<|endoftext|>", pad="<|pad|>", bos="<|im_start|>", opens="<|im_start|>")
+    spoken = Tokenizer(tokenizer.definition, tokenizer.chat_template, roles)
+    found = leaving(load_checkpoint(trained(chat=False, spoken=spoken))).tokenizer
+    assert (found.roles, found.chat_template) == (roles, None)
 
 
 @pytest.mark.parametrize(

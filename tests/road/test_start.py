@@ -22,6 +22,7 @@ from modicum.road.prepare import HELDOUT, corpus_folder, open_tokenizer
 from modicum.road.stages import run
 from modicum.store import UserError, hash_file
 from modicum.tokenizer import CYBERSLM_TEMPLATE, sentencepiece_tokenizer, train_tokenizer
+from modicum.tokenizer.load import template_in
 from sentencepiece_models import train
 
 CORPUS = Path(__file__).parents[2] / "data" / "small" / "corpus.jsonl.gz"
@@ -153,6 +154,13 @@ def test_without_updates_the_base_model_is_the_checkpoint_bit_for_bit(start, rec
     assert steps == ["step-00000002"]
     with pytest.raises(UserError, match="updates were made, and the run is now to have none"):
         walk(path, until="pretrain")
+
+
+def test_without_updates_the_base_model_has_a_template_only_if_its_start_has_one(recipe, tmp_path):
+    folder = saved(tmp_path / "bare", tokenizer_of("own", tmp_path).with_template(None))
+    road = walk(recipe(folder, pretrain={"steps": 0}, sft=None), until="pretrain")
+    assert template_in(road.run.checkpoints("pretrain") / "last") is None
+    assert open_tokenizer(road).chat_template, "ChatML, for a tuning to come"
 
 
 def test_the_weights_are_trained_in_float32_and_taken_over_as_they_lie(recipe, tmp_path):

@@ -195,6 +195,47 @@ def test_settings_beside_a_model_say_what_stands_around_a_text_as_they_do_for_tr
     assert peer("a").input_ids == [*[2] * start, *tokenizer.encode("a"), *[3] * end]
 
 
+@pytest.mark.parametrize(
+    ("settings", "added", "told"),
+    [
+        ({"added_tokens_decoder": {"600": {"content": "<|im_start|>"}}}, {}, r"'<\|im_start\|>' \(id 600\)"),
+        ({"added_tokens_decoder": {"600": "<|a|>", "601": "<|b|>"}}, {}, r"'<\|a\|>' \(id 600\), '<\|b\|>' \(id 601\)"),
+        ({"added_tokens_decoder": {"1": {"content": "<s>"}}}, {}, r"'<s>' \(id 1\)"),
+        ({}, {"<|im_end|>": 600}, r"'<\|im_end\|>' \(id 600\)"),
+        ({}, {f"<{n}>": n for n in range(600, 605)}, r"'<602>' \(id 602\) and 2 more, which"),
+        ({}, {"▁the": 0}, r"'▁the' \(id 0\)"),
+        ({"eos_token": "<|im_end|>"}, {}, r"eos_token '<\|im_end\|>'"),
+        ({"bos_token": {"content": "</s>"}}, {}, "bos_token '</s>'"),
+    ],
+)
+def test_a_model_that_the_files_beside_it_make_another_of_is_refused(settings, added, told, models, tmp_path):
+    (tmp_path / "tokenizer.model").write_bytes(models["identity"])
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    (tmp_path / "added_tokens.json").write_text(json.dumps(added))
+    with pytest.raises(UserError, match=rf"tokenizer\.model: the files beside it name .*{told}.*own tokenizer\.json"):
+        sentencepiece_tokenizer(tmp_path / "tokenizer.model")
+
+
+def test_a_word_of_text_that_is_named_an_added_token_is_refused(models, tmp_path):
+    (tmp_path / "tokenizer.model").write_bytes(models["identity"])
+    number = sentencepiece.SentencePieceProcessor(model_proto=models["identity"]).piece_to_id("▁the")
+    (tmp_path / "added_tokens.json").write_text(json.dumps({"▁the": number}))
+    with pytest.raises(UserError, match=rf"'▁the' \(id {number}\), which it does not have so"):
+        sentencepiece_tokenizer(tmp_path / "tokenizer.model")
+
+
+def test_files_that_name_a_models_own_tokens_change_nothing(models, tmp_path):
+    path, kind = tmp_path / "tokenizer.model", "digits and words kept whole"
+    path.write_bytes(models[kind])
+    alone = sentencepiece_tokenizer(path)
+    word = sentencepiece.SentencePieceProcessor(model_proto=models[kind]).piece_to_id("foobar")
+    decoder = {"0": {"content": "<pad>"}, "2": {"content": "<s>", "special": True}, str(word): {"content": "foobar"}}
+    settings = {"added_tokens_decoder": decoder, "bos_token": {"content": "<s>"}, "eos_token": "</s>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    (tmp_path / "added_tokens.json").write_text(json.dumps({"</s>": 3}))
+    assert sentencepiece_tokenizer(path).hash == alone.hash
+
+
 FAULTS = {
     "unigram": (lambda m: setattr(m.trainer_spec, "model_type", 1), "a unigram model; only BPE models"),
     "no bytes": (lambda m: setattr(m.trainer_spec, "byte_fallback", False), "without byte fallback"),

@@ -11,7 +11,15 @@ from torch import Tensor
 from modicum.exchange.described import Described
 from modicum.exchange.foreign import Foreign, read_weights
 from modicum.exchange.gguf_file import GgufFile
-from modicum.exchange.gguf_metadata import LAYOUTS, LLAMA3_FIELDS, LLAMA3_KEYS, frequency_factors, usual_sharpness
+from modicum.exchange.gguf_metadata import (
+    LAYOUTS,
+    LLAMA3_FIELDS,
+    LLAMA3_KEYS,
+    TRAINED,
+    frequency_factors,
+    usual_sharpness,
+    whole,
+)
 from modicum.exchange.gguf_weights import FREQUENCIES, Quant, unpacked
 from modicum.exchange.names import shown
 from modicum.exchange.stored import Claim, Stored
@@ -172,6 +180,8 @@ def _with_factors(file: GgufFile, config: ModelConfig) -> ModelConfig:
         raise UserError(f"{FREQUENCIES}: {place.kind} {list(place.shape)} do not belong to this model")
     found = file.bytes_of(FREQUENCIES).view("<f4")
     own = {key: file.values.get(LLAMA3_KEYS + key) for key in LLAMA3_FIELDS}
+    length = own[TRAINED]
+    own[TRAINED] = whole(length) if isinstance(length, float) else length
     for scaling in ({"rope_type": "llama3", **own}, {**_LLAMA3, "factor": 8.0}, {**_LLAMA3, "factor": 32.0}):
         if None in scaling.values():
             continue  # the file says nothing of it, or not all

@@ -17,7 +17,8 @@ from modicum.store import UserError
 
 Layout = Literal["half", "interleaved"]
 LLAMA3_KEYS = "modicum.rope.llama3."
-LLAMA3_FIELDS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+TRAINED = "original_max_position_embeddings"
+LLAMA3_FIELDS = ("factor", "low_freq_factor", "high_freq_factor", TRAINED)
 LAYOUTS: dict[str, Layout] = {"llama": "interleaved", "qwen3": "half"}
 
 
@@ -92,7 +93,8 @@ def _llama3(config: ModelConfig) -> dict[str, Value]:
     scaling = config.rope_scaling
     if scaling is None or scaling["rope_type"] != "llama3":
         return {}
-    return {f"{LLAMA3_KEYS}{key}": float(scaling[key]) for key in LLAMA3_FIELDS}
+    numbers = {key: float(scaling[key]) for key in LLAMA3_FIELDS}
+    return {f"{LLAMA3_KEYS}{key}": whole(number) if key == TRAINED else number for key, number in numbers.items()}
 
 
 def _inexpressible(config: ModelConfig) -> list[str]:
@@ -105,6 +107,11 @@ def _inexpressible(config: ModelConfig) -> list[str]:
     if scaling["rope_type"] == "yarn" and not scaling.get("truncate", True):
         faults.append("rope_scaling yarn with truncate false: llama.cpp rounds the edges of its ramp")
     return faults
+
+
+def whole(number: float) -> float | int:
+    """The same number, an integer where it is a whole one, as a length in tokens is."""
+    return int(number) if number.is_integer() else number
 
 
 def usual_sharpness(factor: float) -> float:

@@ -29,6 +29,8 @@ from modicum.tokenizer.vocabulary import is_byte_level, is_control
 
 Value = bool | int | float | str | list[str] | list[int] | list[float]
 
+UNFLAGGED = "modicum.tokenizer.unflagged_ids"  # see unflagged_ids
+
 _BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
 _LISTS = {"tokens": str, "token_type": int}
 _LLAMA3 = PRETOKENIZER_PATTERN.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
@@ -85,7 +87,15 @@ def vocabulary_metadata(tokenizer: Tokenizer, rows: int) -> dict[str, Value]:
         found["tokenizer.ggml.unknown_token_id"] = model["vocab"][roles.unk]
     if tokenizer.chat_template:
         found["tokenizer.chat_template"] = tokenizer.chat_template
+    if unflagged := unflagged_ids(tokenizer):
+        found[UNFLAGGED] = unflagged
     return found
+
+
+def unflagged_ids(tokenizer: Tokenizer) -> list[int]:
+    """Of the control tokens those that the tokenizer does not flag as special, as Qwen3's `<think>`: an answer may say
+    them, and no text becomes one. GGUF has no such kind: they are control tokens in a file, and named beside."""
+    return [entry["id"] for entry in tokenizer.definition["added_tokens"] if is_control(entry) and not entry["special"]]
 
 
 def special_ids(tokenizer: Tokenizer) -> dict[str, int]:
@@ -146,8 +156,9 @@ def tokenizer_of(values: Mapping[str, Any], origin: str) -> Tokenizer:
     used = {token: number for number, token in enumerate(tokens) if number < len(kinds) and kinds[number] != UNUSED}
     if len(kinds) != len(tokens) or len(used) != sum(kind != UNUSED for kind in kinds):
         raise UserError(f"{origin}: {len(tokens):,} tokens with {len(kinds):,} kinds, or one token stands twice")
+    unflagged = set(_listed(values, UNFLAGGED, int, origin)) if UNFLAGGED in values else set()
     added = [
-        {**special_entry(token, number), "special": kinds[number] != USER_DEFINED}
+        {**special_entry(token, number), "special": _is_special(token, kinds[number], number in unflagged)}
         for token, number in used.items()
         if kinds[number] in (CONTROL, UNKNOWN, USER_DEFINED)
     ]
@@ -177,6 +188,11 @@ def tokenizer_of(values: Mapping[str, Any], origin: str) -> Tokenizer:
             raise UserError(
                 str(error).replace(str(Path(place) / "tokenizer.json"), f"{origin}: its tokenizer")
             ) from None
+
+
+def _is_special(token: str, kind: int, unflagged: bool) -> bool:
+    """Whether a token is flagged so. One without the look of a marker would be text if it were not."""
+    return kind != USER_DEFINED and not (unflagged and is_control({"content": token, "special": False}))
 
 
 def _byte_level_definition(

@@ -66,7 +66,7 @@ def model_card(checkpoint: Checkpoint, dtype: torch.dtype) -> tuple[str, bool]:
     lines = [
         f"# {name}",
         "",
-        "A language model trained with modicum.",
+        f"A language model {'trained with' if checkpoint.was_trained else 'handed on by'} modicum.",
         "",
         *table,
         _USE.format(name="path/of/this/folder", inputs=_CHAT if checkpoint.talks else _PLAIN),

@@ -15,7 +15,7 @@ from modicum.exchange.gguf_vocabulary import tokenizer_of
 from modicum.exchange.layouts import relaid
 from modicum.exchange.names import Dialect
 from modicum.exchange.parity import Compared, decoder_speaker, prove, truth_of
-from modicum.store import UserError, atomic_directory, read_json, write_json, write_manifest
+from modicum.store import UserError, atomic_directory, read_json, write_manifest
 from modicum.store import refuse_taken as refuse_taken
 from modicum.store.atomic import write_bytes
 from modicum.tokenizer import CYBERSLM_TEMPLATE, Tokenizer, load_tokenizer, sentencepiece_tokenizer
@@ -48,6 +48,18 @@ class ImportReport:
         return {**asdict(self), "out": str(self.out), "tokenizer": str(self.tokenizer)}
 
 
+@dataclass(frozen=True)
+class _Source:
+    """A model as it was read. file: that of its tokenizer; template: the source's own, where the tokenizer may carry
+    ChatML for a tuning to come; stops: where an answer ends, by its own account."""
+
+    model: Foreign
+    file: Path
+    tokenizer: Tokenizer
+    template: str | None
+    stops: list[int]
+
+
 def import_checkpoint(
     path: Path,
     *,
@@ -64,7 +76,8 @@ def import_checkpoint(
     """
     refuse_taken(out)
     progress(f"reading {path}")
-    foreign, file, spoken, stops = _read_gguf(path, tokenizer) if dialect == "gguf" else _read(path, dialect, tokenizer)
+    source = _read_gguf(path, tokenizer) if dialect == "gguf" else _read(path, dialect, tokenizer)
+    foreign, file, spoken = source.model, source.file, source.tokenizer
     if spoken.vocab_size > foreign.config.vocab_size:
         raise UserError(
             f"{file}: has {spoken.vocab_size} ids, and the model a vocabulary of {foreign.config.vocab_size}; it is "
@@ -79,9 +92,16 @@ def import_checkpoint(
     compared = prove(f"the checkpoint made of {path}", decoder_speaker(weights, config), truth)
     progress(f"writing {out}")
     with atomic_directory(out) as unfinished:
-        chat = spoken.end_of_turn_id in stops or (not stops and spoken.chat_template is not None)
-        write_model(unfinished, config=config, weights=weights, tokenizer=spoken, chat=chat)
-        _keep_stop_ids(unfinished, stops)
+        chat = spoken.end_of_turn_id in source.stops or (not source.stops and source.template is not None)
+        ours = [spoken.end_of_turn_id, spoken.eot_id] if chat else [spoken.eot_id]
+        write_model(
+            unfinished,
+            config=config,
+            weights=weights,
+            tokenizer=spoken.with_template(source.template),
+            chat=chat,
+            stop_ids=[*ours, *source.stops],
+        )
         if file.suffix == ".model":  # for who exports the model again; nothing here reads it
             write_bytes(unfinished / SENTENCEPIECE, file.read_bytes())
         written = load_checkpoint(unfinished, verify=False)
@@ -89,32 +109,30 @@ def import_checkpoint(
     return _report(foreign, out, file, spoken, compared, written.config.qk_norm)
 
 
-def _read(path: Path, dialect: Dialect, tokenizer: Path | None) -> tuple[Foreign, Path, Tokenizer, list[int]]:
-    """The model, the file of its tokenizer, the tokenizer, and where it stops."""
+def _read(path: Path, dialect: Dialect, tokenizer: Path | None) -> _Source:
     foreign = read_foreign(path, dialect)
     folder = path if path.is_dir() else path.parent
     file = _tokenizer_file(folder, dialect, tokenizer)
-    spoken = _read_tokenizer(file, dialect)
+    spoken, template = _read_tokenizer(file, dialect)
     _check_token_ids(foreign, spoken, file)
-    return foreign, file, spoken, _stop_ids(folder, dialect, spoken)
+    return _Source(foreign, file, spoken, template, _stop_ids(folder, dialect, spoken))
 
 
-def _read_gguf(path: Path, tokenizer: Path | None) -> tuple[Foreign, Path, Tokenizer, list[int]]:
-    """The same of one GGUF file, which holds all of it."""
+def _read_gguf(path: Path, tokenizer: Path | None) -> _Source:
+    """One GGUF file, which holds all of it."""
     file = read_gguf(path)
     foreign = foreign_of(file)
     if tokenizer is not None:
         named = _tokenizer_file(path.parent, "hf", tokenizer)
-        spoken, source = _read_tokenizer(named, "hf"), named
+        spoken, template = _read_tokenizer(named, "hf")
         check_types(file.values, str(path))
         check_named(file.values, spoken, named, str(path))
     else:
-        spoken, source = tokenizer_of(file.values, str(path)), path
+        spoken, named = tokenizer_of(file.values, str(path)), path
+        template = file.values.get("tokenizer.chat_template")
     ends = ends_of(file.values)
-    strange = [number for number in ends if not 0 <= number < spoken.vocab_size]
-    if strange:
-        raise UserError(f"{path}: an answer would end at {strange[0]}, which is no token's id")
-    return foreign, source, spoken, ends
+    _check_ends(ends, spoken, path)
+    return _Source(foreign, named, spoken, template, ends)
 
 
 def _tokenizer_file(folder: Path, dialect: Dialect, given: Path | None) -> Path:
@@ -132,13 +150,14 @@ def _tokenizer_file(folder: Path, dialect: Dialect, given: Path | None) -> Path:
     )
 
 
-def _read_tokenizer(file: Path, dialect: Dialect) -> Tokenizer:
+def _read_tokenizer(file: Path, dialect: Dialect) -> tuple[Tokenizer, str | None]:
+    """The tokenizer, and the source's own chat template."""
     template = template_in(file.parent)
     if template is None and dialect == "cyberslm":
         template = CYBERSLM_TEMPLATE
     if file.suffix == ".model":
-        return sentencepiece_tokenizer(file, template=template)
-    return load_tokenizer(file, template=template, missing="keep")
+        return sentencepiece_tokenizer(file, template=template), template
+    return load_tokenizer(file, template=template, missing="keep"), template
 
 
 def _check_token_ids(foreign: Foreign, tokenizer: Tokenizer, file: Path) -> None:
@@ -162,19 +181,21 @@ def _stop_ids(folder: Path, dialect: Dialect, tokenizer: Tokenizer) -> list[int]
         return []
     for name in ("generation_config.json", "config.json"):
         given = read_json(folder / name).get("eos_token_id") if (folder / name).is_file() else None
-        ids = given if isinstance(given, list) else [given]
-        known = [number for number in ids if type(number) is int and 0 <= number < tokenizer.vocab_size]
-        if known:
-            return known
+        ids = [number for number in (given if isinstance(given, list) else [given]) if type(number) is int]
+        if ids:
+            _check_ends(ids, tokenizer, folder / name)
+            return ids
     return []
 
 
-def _keep_stop_ids(folder: Path, stops: list[int]) -> None:
-    """Let the written model stop where its source stopped, beside where ours do."""
-    file = folder / "generation_config.json"
-    generation = read_json(file)
-    ours = generation["eos_token_id"] if isinstance(generation["eos_token_id"], list) else [generation["eos_token_id"]]
-    write_json(file, {**generation, "eos_token_id": list(dict.fromkeys([*ours, *stops]))})
+def _check_ends(ends: list[int], tokenizer: Tokenizer, origin: Path) -> None:
+    """Refuse an end that the tokenizer has no token for: it is another model's, or lacks tokens that were added."""
+    strange = [number for number in ends if not 0 <= number < tokenizer.vocab_size]
+    if strange:
+        raise UserError(
+            f"{origin}: an answer would end at {strange[0]}, which is no token's id; correct it, or name the model's "
+            "own tokenizer with --tokenizer"
+        )
 
 
 def _report(

@@ -19,6 +19,7 @@ from modicum.road.prepare import HELDOUT, TRAIN, corpus_weights, open_tokenizer,
 from modicum.road.start import model_identity, starting_checkpoint
 from modicum.store import UserError, hash_file, hash_json, write_json
 from modicum.tokenizer import Tokenizer
+from modicum.tokenizer.load import template_in
 from modicum.train import Intervals, OptimizerSettings, Ranks, Schedule, Wishes, train
 from modicum.tune import ConversationRows, ConversationSplit, Count, load_conversations, packed_batches
 
@@ -84,7 +85,7 @@ def pretrain(road: Road) -> None:
 
 
 def _take_over(road: Road, tokenizer: Tokenizer) -> None:
-    """Without an update the base model is the starting checkpoint, its weights as they lie on disk."""
+    """Without an update the base model is the starting checkpoint: weights and chat template as they lie on disk."""
     start, root = starting_checkpoint(road.recipe), road.run.checkpoints("pretrain")
     if start is None:
         raise UserError("pretrain.steps: 0 goes with model.checkpoint alone")
@@ -96,7 +97,7 @@ def _take_over(road: Road, tokenizer: Tokenizer) -> None:
         0,
         config=start.config,
         weights=start.weights,
-        tokenizer=tokenizer,
+        tokenizer=tokenizer.with_template(template_in(start.path)),
         chat=start.talks,
         training=None,
         stop_ids=start.stop_ids,

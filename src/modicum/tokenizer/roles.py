@@ -57,7 +57,7 @@ def with_roles(
     is not in the vocabulary, for two tokens of which one is made by merging text, where nothing could end a text, and
     where more than one token is put before or after it.
     """
-    given = _given(settings if isinstance(settings, dict) else {}, origin)
+    given = given_roles(settings if isinstance(settings, dict) else {}, origin)
     vocab = definition["model"]["vocab"]
     strange = [f"{role} {token!r}" for role, token in given.items() if token not in vocab]
     if strange:
@@ -121,8 +121,11 @@ def _around(post_processor: Any, vocab: Mapping[str, int], origin: str) -> tuple
     return (names[before[0]] if before else None), (names[after[0]] if after else None)
 
 
-def _given(settings: Mapping[str, Any], origin: str) -> dict[str, str]:
-    """The roles that tokenizer_config.json fills, with a token's name or with an object that holds it as content."""
+def given_roles(settings: Mapping[str, Any], origin: str) -> dict[str, str]:
+    """The roles that tokenizer_config.json fills, with a token's name or with an object that holds it as content.
+
+    Raises UserError, with `origin` in front, for what is neither.
+    """
     found = {}
     for role in ("bos_token", "eos_token", "pad_token", "unk_token"):
         value = settings.get(role)

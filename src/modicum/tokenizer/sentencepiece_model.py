@@ -1,16 +1,17 @@
 """A SentencePiece model as a tokenizer, compared with the sentencepiece library before anyone gets it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
-from modicum.store import UserError
+from modicum.store import UserError, read_json
 from modicum.tokenizer.definition import checked_definition, json_text
 from modicum.tokenizer.encoder import guarded
 from modicum.tokenizer.load import check_against_library, settings_in
-from modicum.tokenizer.pieces import NORMAL, SPACE, definition_of, read_model, roles_of
+from modicum.tokenizer.pieces import BYTE, NORMAL, SPACE, definition_of, read_model, roles_of
+from modicum.tokenizer.roles import Roles, given_roles
 from modicum.tokenizer.tokenizer import Tokenizer
 
 ADVERSARIAL = (
@@ -51,16 +52,45 @@ def sentencepiece_tokenizer(path: Path, *, template: str | None = None) -> Token
     sets add_bos_token to false. Where the model normalizes to NFKC, SentencePiece leaves several combining
     marks on one letter in the order in which they stand, and here they are put into Unicode's own order first.
 
-    Raises UserError for a file that is no such model, and for one whose ids would differ, with the text.
+    Raises UserError for a file that is no such model, for one to which the files beside it add tokens or give another
+    beginning or end, and for one whose ids would differ, with the text.
     """
-    proto = read_model(path)
-    roles = roles_of(proto, settings_in(path.parent), path)
+    proto, settings = read_model(path), settings_in(path.parent)
+    roles = roles_of(proto, settings, path)
+    _refuse_others(proto, roles, settings, path)
     definition = checked_definition(definition_of(proto), str(path))
     whole = guarded(lambda: tokenizers.Tokenizer.from_str(json_text(definition)), f"{path}: cannot be used")
     tokenizer = Tokenizer(definition, template, roles)
     _compare(tokenizer, proto, path)
     check_against_library(tokenizer, whole, roles.named.values(), path)
     return tokenizer
+
+
+def _refuse_others(proto: Any, roles: Roles, settings: Mapping[str, Any], path: Path) -> None:
+    """Refuse a model that is not all of its tokenizer: what the files beside it add, it knows nothing of, and how text
+    is cut beside that differs from one program to the next."""
+    kept = {piece.piece: str(number) for number, piece in enumerate(proto.pieces) if piece.type not in (NORMAL, BYTE)}
+    added = _added(path.parent, settings)
+    others = [f"{token!r} (id {number})" for token, number in added if kept.get(token) != number]
+    own = {"bos_token": roles.bos, "eos_token": roles.eos}
+    given = given_roles(settings, str(path))
+    others += [f"{role} {given[role]!r}" for role, token in own.items() if given.get(role, token) != token]
+    if others:
+        more = f" and {len(others) - 3} more" if len(others) > 3 else ""
+        raise UserError(
+            f"{path}: the files beside it name {', '.join(others[:3])}{more}, which it does not have so; name the "
+            "model's own tokenizer.json, as transformers writes one for that folder"
+        )
+
+
+def _added(folder: Path, settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Tokens that the files beside a model name as added ones, and their ids."""
+    named = settings.get("added_tokens_decoder")
+    for number, entry in (named if isinstance(named, dict) else {}).items():
+        yield str(entry.get("content") if isinstance(entry, dict) else entry), number
+    file = folder / "added_tokens.json"
+    for token, number in (read_json(file) if file.is_file() else {}).items():
+        yield token, str(number)
 
 
 def _compare(tokenizer: Tokenizer, proto: Any, path: Path) -> None:

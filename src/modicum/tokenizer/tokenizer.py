@@ -85,6 +85,10 @@ class Tokenizer:
         ]
         return last[0] if last and last[0] in self.special_ids else self.eot_id
 
+    def with_template(self, template: str | None) -> "Tokenizer":
+        """The same tokenizer with another chat template, or with none."""
+        return self if template == self.chat_template else Tokenizer(self.definition, template, self.roles)
+
     def encode(self, text: str) -> list[int]:
         """The ids of `text` alone: nothing is put before or after it, and no control token comes out of it.
 
