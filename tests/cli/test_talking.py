@@ -1,13 +1,17 @@
 """modicum chat and modicum generate --chat: what a model is asked, and what is said of one that cannot answer."""
 
+import json
+
 import pytest
+from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
-from modicum.checkpoint import save_checkpoint
+from modicum.checkpoint import load_checkpoint, save_checkpoint
 from modicum.cli import chat, generate
 from modicum.cli.app import app
 from modicum.model import Decoder, ModelConfig
 from modicum.tokenizer import Tokenizer, train_tokenizer
+from modicum.tokenizer.roles import Roles
 
 assert chat  # registers the verb
 assert generate
@@ -71,6 +75,16 @@ def test_a_piped_question_is_asked_without_the_end_of_its_line(end, checkpoints,
 def test_lines_piped_to_a_chat_are_questions_one_by_one_and_blank_ones_are_none(checkpoints, asked):
     answer("chat", checkpoints[True], typed="one?\n\n \ntwo?\n/quit\nthree?\n")
     assert asked == ["one?", "two?"]
+
+
+def test_a_text_is_continued_as_transformers_would_read_it(checkpoints, tmp_path):
+    """Nothing stands before it that the tokenizer of a model from elsewhere does not put there."""
+    own = load_checkpoint(checkpoints[True])
+    spoken = Tokenizer(own.tokenizer.definition, own.tokenizer.chat_template, Roles(eos="<|im_end|>", pad="<|pad|>"))
+    how = {"config": own.config, "weights": own.weights, "tokenizer": spoken, "chat": True, "training": None}
+    folder = save_checkpoint(tmp_path, 1, **how)
+    told = json.loads(answer("generate", folder, "--json", typed="What is a port?").stdout)
+    assert told["prompt_tokens"] == len(AutoTokenizer.from_pretrained(folder)("What is a port?").input_ids)
 
 
 @pytest.mark.parametrize("words", [["chat"], ["generate", "--chat"], ["generate"]], ids=" ".join)

@@ -274,6 +274,14 @@ def test_a_mask_is_obeyed_and_ends_its_answer(engine, prompts, params):
     assert (ids_of(chunks), chunks[-1].finish_reason) == (wanted, "stop")
 
 
+def test_a_grammar_that_the_last_token_allowed_completes_has_come_to_its_end(engine, prompts):
+    wanted = [40, 300, 41]
+    for limit, reason in ((3, "stop"), (2, "length")):
+        params = SamplingParams(temperature=0, max_new_tokens=limit)
+        chunks = list(engine.submit(prompts[2], params, mask=Mask(wanted)))
+        assert (ids_of(chunks), chunks[-1].finish_reason) == (wanted[:limit], reason)
+
+
 def test_a_mask_that_raises_ends_its_own_request_with_that_error(engine, generator, prompts):
     ticket = engine.submit(prompts[2], GREEDY, mask=Mask([40, 41, 42], fails=2))
     other = engine.submit(prompts[1], GREEDY)

@@ -51,6 +51,14 @@ def test_an_empty_prompt_is_a_documents_start(generator, tokenizer):
     assert generator.generate([[]], params) == generator.generate([[tokenizer.eot_id]], params)
 
 
+def test_a_text_to_go_on_from_begins_with_what_opens_one(generator, tokenizer):
+    text = tokenizer.encode("A port is")
+    bare = Generator(generator.model, tokenizer, stop_ids=[], opening=[])
+    assert generator.text_prompt("A port is") == [tokenizer.bos_id, *text]
+    assert bare.text_prompt("A port is") == text
+    assert bare.text_prompt("") == generator.text_prompt("") == [tokenizer.bos_id]
+
+
 def test_no_prompts_give_no_answers(generator):
     assert generator.generate([], SamplingParams()) == []
 

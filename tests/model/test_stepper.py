@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from modicum.model import slots
 from modicum.model.linear import Linear
 from modicum.model.native import kernel_fault
 from modicum.model.packing import RoundedMatrix
@@ -44,6 +45,28 @@ def test_a_step_equals_a_pass_without_a_cache(tiny, lively, some_ids, changes, c
             torch.testing.assert_close(found[row], model(ids[row : row + 1, : place + 1])[0, -1], atol=2e-4, rtol=2e-4)
         places_R = places_R + 1
         ids_R = ids[slots_R, places_R]
+
+
+@pytest.mark.parametrize("changes", KINDS, ids=str)
+@torch.inference_mode()
+def test_slots_side_by_side_are_read_where_they_lie_with_the_same_bits(tiny, lively, some_ids, monkeypatch, changes):
+    model = lively(tiny(**changes))
+    cache, ids = SlotCache(model.config, 5, 40), some_ids(5, 40)
+    step = make_step(model, cache, compiled=False)
+    given = fed(model, cache, ids, LENGTHS)
+    rows = [slice(0, 5), slice(1, 3), slice(3, 4)]
+    seen, attend = [], slots.attend_sdpa
+
+    def noting(q, k, v, **how):
+        seen.append(k.untyped_storage().data_ptr() in [layer.untyped_storage().data_ptr() for layer in cache.keys])
+        return attend(q, k, v, **how)
+
+    monkeypatch.setattr(slots, "attend_sdpa", noting)
+    found = [step(*(column[part] for column in given), 31) for part in rows]
+    assert all(seen)
+    monkeypatch.setattr(slots, "_picked", lambda slots_R: slots_R)
+    for part, logits in zip(rows, found, strict=True):
+        assert torch.equal(step(*(column[part] for column in given), 31), logits)
 
 
 @torch.inference_mode()

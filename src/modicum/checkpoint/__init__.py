@@ -4,6 +4,7 @@ Saved atomically, hashed file by file, free of pickle. What the numbers mean is 
 """
 
 from modicum.checkpoint.load import Checkpoint, load_checkpoint, newest
+from modicum.checkpoint.opening import opening_of
 from modicum.checkpoint.retention import best_of, mark_best, prune
 from modicum.checkpoint.save import TrainingState, point, save_checkpoint, step_folder
 
@@ -14,6 +15,7 @@ __all__ = [
     "load_checkpoint",
     "mark_best",
     "newest",
+    "opening_of",
     "point",
     "prune",
     "save_checkpoint",

@@ -10,6 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from modicum.checkpoint.opening import opening_of
 from modicum.checkpoint.rounded import bits_of, read_matrix, stored_shapes
 from modicum.checkpoint.save import OPTIMIZER, STATE, WEIGHTS, TrainingState
 from modicum.model import Decoder, ModelConfig
@@ -54,6 +55,12 @@ class Checkpoint:
     def was_trained(self) -> bool:
         """Whether it was written in training: what that goes on from lies in it."""
         return (self.path / STATE).exists()
+
+    @property
+    def opening(self) -> list[int]:
+        """What stands before a text that it is to go on from, none or one: see opening_of. A chat model of a tokenizer
+        from elsewhere met in training here what its template writes, and nothing before it."""
+        return opening_of(self.tokenizer, learnt=self.was_trained and not self.talks)
 
     @cached_property
     def tensors(self) -> dict[str, Tensor]:

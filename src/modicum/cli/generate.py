@@ -64,14 +64,14 @@ def generate(
     if chat and not loaded.talks:
         print(f"{checkpoint}: {NEVER_TALKED}", file=sys.stderr)
     tokenizer = loaded.tokenizer
-    generator = Generator(loaded.model(), tokenizer, stop_ids=loaded.stop_ids)
+    generator = Generator(loaded.model(), tokenizer, stop_ids=loaded.stop_ids, opening=loaded.opening)
     if chat:
         messages = [{"role": "system", "content": system}] if system else []
         rendered = tokenizer.render([*messages, {"role": "user", "content": text}], add_generation_prompt=True)
         ids = rendered.ids
         answer = without_break(generator.stream(ids, params), rendered, tokenizer)
     else:
-        ids = [tokenizer.bos_id, *tokenizer.encode(text)]
+        ids = generator.text_prompt(text)
         answer = generator.stream(ids, params)
     if as_json:
         chunks = list(answer)

@@ -73,8 +73,11 @@ class Answer:
         """Whether this token ends the answer."""
         return token in self._stop_ids
 
-    def take(self, token: int, logprob: float, alternatives: Alternatives | None = None) -> None:
-        """One more token: find out whether it ends the answer, and what text is certain now."""
+    def take(
+        self, token: int, logprob: float, alternatives: Alternatives | None = None, *, complete: bool = False
+    ) -> None:
+        """One more token: find out whether it ends the answer, and what text is certain now. complete: its grammar
+        lets nothing follow, which ends it by itself, also where the limit is reached."""
         before = self.ids[-1] if self.ids else self.prompt[-1]
         self.ids.append(token)
         self.logprobs.append(logprob)
@@ -87,6 +90,8 @@ class Answer:
             self._texts.append(self._stream.feed(self._tokenizer.bytes_after(token, before)))
         if self._stream.stopped:
             self.finish_reason = "stop"
+        elif complete:
+            self.finish("stop")
         elif len(self.ids) == self.limit:
             self.finish("length")
 

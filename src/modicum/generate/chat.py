@@ -6,14 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 from modicum.generate.answer import Chunk
-from modicum.generate.generator import Generator
+from modicum.generate.generator import Generator, Kept
 from modicum.generate.params import SamplingParams
 from modicum.store import UserError
 from modicum.tokenizer import Rendered, Tokenizer
 
 
 class ChatSession:
-    """Turns with one model. `messages` is what the model will read next time, the system message first.
+    """Turns with one model. `messages` is what the model will read next time, the system message first; what it has
+    read of them is kept, so that a turn costs what is new in it.
 
     reserve: tokens kept free for an answer; by default max_new_tokens, but at most a quarter of the context.
     """
@@ -35,6 +36,7 @@ class ChatSession:
         self._turns: list[list[dict[str, Any]]] = []
         self._reserve = min(params.max_new_tokens, generator.context // 4) if reserve is None else reserve
         self._asked = 0
+        self._kept = Kept()
 
     @property
     def messages(self) -> list[dict[str, Any]]:
@@ -44,7 +46,7 @@ class ChatSession:
 
     def reset(self) -> None:
         """Forget every turn; the system message stays. The same questions then get the same answers again."""
-        self._turns, self._asked, self.notice = [], 0, None
+        self._turns, self._asked, self.notice, self._kept = [], 0, None, Kept()
 
     def ask(self, text: str) -> str:
         """The whole answer to `text`."""
@@ -64,7 +66,7 @@ class ChatSession:
         # another seed for each turn, or the same random numbers would return in every answer
         params = replace(self.params, seed=self.params.seed + self._asked)
         self._asked += 1
-        answer = self.generator.stream(rendered.ids, params)
+        answer = self.generator.stream(rendered.ids, params, kept=self._kept)
         return self._remember(question, without_break(answer, rendered, self.generator.tokenizer))
 
     def _remember(self, question: dict[str, Any], chunks: Iterator[Chunk]) -> Stream[Chunk, None, None]:

@@ -1,7 +1,8 @@
 """Requests decoded together: each owns a slot of one cache from its first token to its last, whoever comes and goes.
 
 A step feeds prompts in pieces and gives every row whose prompt is read its next token. A prompt's pieces are cut by the
-prompt alone and read alone, so what is computed for it does not depend on who shares the step.
+prompt alone and read alone, so what is computed for it does not depend on who shares the step, but for a beginning
+that it takes over.
 """
 
 import math
@@ -50,12 +51,18 @@ class _Row:
         """How many tokens are to be fed: 1, the newest, when the row gets its next token in this step."""
         return len(self.tokens) - self.read
 
+    @property
+    def begun(self) -> bool:
+        """Whether any of its tokens was computed."""
+        return self.read > self.request.cached
+
 
 class Decoding:
     """`slots` requests at a time, of at most `capacity` tokens each, prompt and answer together.
 
     never: ids (int64) that must not be sampled. chunk: prompt tokens of one pass, and about so many of one step.
-    keep: remember the tokens of requests that ended, and what of them a new prompt begins with is not computed again.
+    keep: remember the tokens of requests that ended; what a prompt begins with and these hold, or those at work, is not
+    computed again. Without it no request takes anything over from another.
     crowd_threads: of a step in which more than FEW requests get a token; None for as many as ever.
     """
 
@@ -83,7 +90,7 @@ class Decoding:
             kernel_fault()  # loads it, where there is one: it chooses tokens whoever computes the logits
         self._never = never.to(self._sampling_device)
         self._rows: list[_Row] = []
-        self._keep = keep
+        self._keep, self._oldest_first = keep, False
         # the slots without a request, the one that was free longest first, the tokens that each still holds, and whose
         self._free: deque[int] = deque(range(slots))
         self._held: list[list[int]] = [[] for _ in range(slots)]
@@ -93,6 +100,11 @@ class Decoding:
     def slots(self) -> int:
         """How many requests can have one at once."""
         return self._passes.slots
+
+    @property
+    def capacity(self) -> int:
+        """How many tokens a request can have, prompt and answer together."""
+        return self._passes.capacity
 
     @property
     def free(self) -> int:
@@ -132,15 +144,8 @@ class Decoding:
 
         What ended has left its slot. A request fails alone: by its mask, or by logits that are not finite (ModelFault).
         """
+        read = self._read_prompts()
         rows = [row for row in self._rows if row.waiting == 1]
-        read, budget = [], self._chunk
-        for row in [row for row in self._rows if row.waiting > 1]:
-            if budget <= 0:
-                break
-            budget -= row.waiting
-            logits_1V = self._read_prompt(row)
-            if logits_1V is not None:
-                read.append((row, logits_1V))
         logits = [logits_1V for _, logits_1V in read]
         with _on_threads(self._crowd_threads if len(rows) > FEW else None):
             if rows:
@@ -153,6 +158,48 @@ class Decoding:
             if row.request.error is not None or row.request.answer.finish_reason is not None:
                 self.remove(row.request)
         return [row.request for row in rows]
+
+    def _read_prompts(self) -> list[tuple[_Row, Tensor]]:
+        """A piece of each of some prompts; the rows whose last one that was, with the logits after it, (1, V).
+
+        Short prompts do not wait for a long one: who has least left comes first. Every other time it is who came first,
+        or a long one would wait for ever while short ones keep coming.
+        """
+        rows = [row for row in self._rows if row.waiting > 1 and not self._gains_by_waiting(row)]
+        oldest = rows[0] if rows and self._oldest_first else None
+        self._oldest_first = not self._oldest_first
+        read, budget = [], self._chunk
+        for row in sorted(rows, key=lambda row: (row is not oldest, row.waiting)):
+            if budget <= 0:
+                break
+            if self._keep and not row.begun:
+                self._take_over(row)
+            if row.waiting == 1:  # it gets its token beside the others
+                continue
+            budget -= min(row.waiting, self._chunk)
+            logits_1V = self._read_prompt(row)
+            if logits_1V is not None:
+                read.append((row, logits_1V))
+        return read
+
+    def _gains_by_waiting(self, row: _Row) -> bool:
+        """Whether more of what this prompt begins with is just being read, for another of its owner's. Who has begun
+        waits for nobody, so somebody always goes on."""
+        if not self._keep or row.begun:
+            return False
+        for other in self._rows:
+            if other.begun and other.waiting > 1 and other.request.owner == row.request.owner:
+                more = max(other.read, row.read) + 1
+                if more < len(row.tokens) and other.tokens[:more] == row.tokens[:more]:
+                    return True
+        return False
+
+    def _take_over(self, row: _Row) -> None:
+        """Into its slot, what others have read since the row came, and its prompt begins with."""
+        best, length = self._nearest(row.tokens, row.request.owner)
+        if length > row.read:
+            self._passes.copy(best, row.slot, length)
+            row.read = row.request.cached = length
 
     def _read_prompt(self, row: _Row) -> Tensor | None:
         """The next piece of a prompt; the logits after it, (1, V), where it is the last."""
@@ -190,38 +237,42 @@ class Decoding:
     def _take(self, row: _Row, token: int, logprob: float, alternatives: Alternatives | None) -> None:
         answer = row.request.answer
         row.tokens.append(token)
-        answer.take(token, logprob, alternatives)
         try:
             row.chooser.take(token, ends=answer.is_stop(token))
-            finished = row.request.mask is not None and row.request.mask.finished()
+            complete = row.request.mask is not None and row.request.mask.finished()
         except Exception as error:  # whatever a caller's mask raises is that caller's
             row.request.error = error
             return
-        if finished and answer.finish_reason is None:
-            answer.finish("stop")
+        answer.take(token, logprob, alternatives, complete=complete)
 
     def _place(self, prompt: list[int], owner: int | None) -> tuple[int, int]:
         """A free slot for this prompt, and how many of its tokens the slot holds already.
 
-        The prompt's last token is always computed, since its logits are wanted. Tokens come from the owner's slot, idle
-        or at work, that shares most with it; an idle one is taken over, unless that would lose more than it saves.
+        Tokens come from the nearest slot; an idle one is taken over, unless that would lose more than it saves.
         """
         if not self._keep:
             return self._free.popleft(), 0
-        tokens = list(self._held)
-        for row in self._rows:
-            tokens[row.slot] = row.tokens[: row.read]
-        own = [whose == owner for whose in self._owners]
-        shared = [_shared(held, prompt[:-1]) if mine else 0 for mine, held in zip(own, tokens, strict=True)]
-        best = max(range(len(shared)), key=shared.__getitem__)
-        length = shared[best]
-        if best in self._free and 2 * length >= len(tokens[best]):
+        best, length = self._nearest(prompt, owner)
+        if best in self._free and 2 * length >= len(self._held[best]):
             self._free.remove(best)
             return best, length
         slot = self._free.popleft()
         if length and slot != best:
             self._passes.copy(best, slot, length)
         return slot, length
+
+    def _nearest(self, prompt: list[int], owner: int | None) -> tuple[int, int]:
+        """The owner's slot, idle or at work, that holds most of what the prompt begins with, and how many tokens.
+
+        The prompt's last token does not count: it is always computed, since its logits are wanted.
+        """
+        tokens = list(self._held)
+        for row in self._rows:
+            tokens[row.slot] = row.tokens[: row.read]
+        own = [whose == owner for whose in self._owners]
+        shared = [_shared(held, prompt[:-1]) if mine else 0 for mine, held in zip(own, tokens, strict=True)]
+        best = max(range(len(shared)), key=shared.__getitem__)
+        return best, shared[best]
 
 
 @contextmanager

@@ -24,8 +24,8 @@ _LOG = logging.getLogger("modicum.generate")
 class EngineNumbers:
     """How the engine stands, for monitoring. Those from `requests` on are totals since it was made.
 
-    tokens_in: prompt tokens, cached_in: those of them that a slot still held; tokens_out: sampled ones, as they come.
-    prefix_hits: requests that found any of their prompt in a slot.
+    tokens_in: of prompts that got a slot, cached_in: those of them that a slot still held; tokens_out: sampled ones, as
+    they come. prefix_hits: requests that found any of their prompt in a slot.
     """
 
     slots: int
@@ -48,9 +48,10 @@ class Engine:
 
     context: tokens of one slot, by default the model's. max_queue: requests that may wait. prefill_chunk: prompt tokens
     between two steps of those that are already answering. compiled: decode by the kernel that is made for this
-    processor, elsewhere through torch.compile; without it nothing is made ready but what chooses tokens, and all
-    is slower. spare_core: decode with one thread fewer while several are answering, for who hands the tokens out: the
-    threads wait for each other some thirty times a step, and all of them for one whose core another program has.
+    processor, or, where the caller put the model on another device, through torch.compile; without it nothing is made
+    ready but what chooses tokens, and all is slower. spare_core: decode with one thread fewer while several are
+    answering, for who hands the tokens out: the threads wait for each other some thirty times a step, and all of them
+    for one whose core another program has.
     on_fault is called, in the engine's thread, when an error has ended it, on_first with the seconds from a
     request to its first token that is given out.
     All memory is taken here; UserError when there is not enough. Greedy answers of a float32 model do not depend on who
@@ -139,7 +140,6 @@ class Engine:
                 self._totals["rejected"] += 1
                 raise QueueFull(f"{self.room} requests are answered or wait already; try again later")
             self._totals["requests"] += 1
-            self._totals["tokens_in"] += ticket.prompt_tokens
             self._queue.append(ticket)
             self._changed.notify_all()
         return ticket
@@ -194,6 +194,7 @@ class Engine:
             room = self._decoding.free + sum(ticket.request in self._at_work for ticket in gone)
             new = [self._queue.popleft() for _ in range(min(room, len(self._queue)))]
             self._at_work |= {ticket.request: ticket for ticket in new}
+            self._totals["tokens_in"] += sum(ticket.prompt_tokens for ticket in new)
         for ticket in gone:
             self._decoding.remove(ticket.request)
             ticket.request.answer.finish("cancelled")

@@ -8,6 +8,7 @@ from contextlib import closing, contextmanager
 import torch
 from torch import nn
 
+from modicum.checkpoint import opening_of
 from modicum.generate.answer import Answer, Chunk, Completion
 from modicum.generate.decoding import Decoding, Request
 from modicum.generate.params import SamplingParams
@@ -17,10 +18,26 @@ from modicum.store import UserError
 from modicum.tokenizer import Tokenizer
 
 
+class Kept:
+    """What was computed for one conversation, between two calls of `Generator.stream`; nothing at first.
+
+    `decoding` is missing while an answer is made, and after one that did not come to its end.
+    """
+
+    def __init__(self) -> None:
+        self.decoding: Decoding | None = None
+
+    def take(self, capacity: int) -> Decoding | None:
+        """What is there, where it has room for so many tokens."""
+        decoding, self.decoding = self.decoding, None
+        return decoding if decoding is not None and decoding.capacity >= capacity else None
+
+
 class Generator:
     """A model and its tokenizer, ready to answer. Holds no state between calls.
 
     stop_ids: ids that end every answer; those of a checkpoint, or `[tokenizer.eot_id]` for a base model.
+    opening: ids that stand before a text to go on from; those of a checkpoint, by default `opening_of(tokenizer)`.
     context: how many tokens prompt and answer may have together, by default as many as the model has positions.
     Control tokens are never sampled, but for those that end an answer or are text of it (`Tokenizer.spoken_ids`), and
     neither are rows of the embedding without a token.
@@ -28,7 +45,13 @@ class Generator:
     """
 
     def __init__(
-        self, model: Decoder | Runtime, tokenizer: Tokenizer, *, stop_ids: Sequence[int], context: int | None = None
+        self,
+        model: Decoder | Runtime,
+        tokenizer: Tokenizer,
+        *,
+        stop_ids: Sequence[int],
+        opening: Sequence[int] | None = None,
+        context: int | None = None,
     ) -> None:
         rows = model.config.vocab_size
         if tokenizer.vocab_size > rows:
@@ -40,11 +63,16 @@ class Generator:
         self.model = model
         self.tokenizer = tokenizer
         self.stop_ids = frozenset(stop_ids)
+        self._opening = list(opening_of(tokenizer) if opening is None else opening)
         self._silent = frozenset(tokenizer.special_ids - tokenizer.spoken_ids)
         wanted = {tokenizer.eot_id, tokenizer.end_of_turn_id, *tokenizer.spoken_ids, *stop_ids}
         empty = (i for i in range(tokenizer.vocab_size) if not tokenizer.id_bytes(i))
         never = (tokenizer.special_ids - wanted).union(empty, range(tokenizer.vocab_size, rows))
         self.never = torch.tensor(sorted(never), dtype=torch.int64)
+
+    def text_prompt(self, text: str) -> list[int]:
+        """The ids of a text to go on from, at least one: an empty one is a document's start."""
+        return [*self._opening, *self.tokenizer.encode(text)] or [self.tokenizer.bos_id]
 
     def generate(
         self,
@@ -70,12 +98,15 @@ class Generator:
             pass
         return [answer.completion() for answer in answers]
 
-    def stream(self, prompt: Sequence[int], params: SamplingParams) -> Stream[Chunk, None, None]:
+    def stream(
+        self, prompt: Sequence[int], params: SamplingParams, *, kept: Kept | None = None
+    ) -> Stream[Chunk, None, None]:
         """The same completion as `generate` gives, in pieces, each as soon as its text is certain.
 
-        Faults of the prompt are raised here, before the first piece. Closing the iterator frees all memory.
+        kept: of the call before with the same one; what this prompt begins with and that one held is not computed
+        again. Faults of the prompt are raised here, before the first piece. Closing the iterator frees all memory.
         """
-        return self._stream(self.answer(prompt, params))
+        return self._stream(self.answer(prompt, params), kept)
 
     def answer(
         self, prompt: Sequence[int], params: SamplingParams, *, name: str = "prompt", context: int | None = None
@@ -98,33 +129,42 @@ class Generator:
         limit = min(params.max_new_tokens, context - len(ids))
         return Answer(ids, params, limit, self.stop_ids.union(params.stop_ids), self.tokenizer, self._silent)
 
-    def _stream(self, answer: Answer) -> Stream[Chunk, None, None]:
-        with closing(self._decode([answer] if answer.limit else [], 1)) as steps:
+    def _stream(self, answer: Answer, kept: Kept | None) -> Stream[Chunk, None, None]:
+        with closing(self._decode([answer] if answer.limit else [], 1, kept)) as steps:
             for _ in steps:
                 if chunk := answer.chunk():
                     yield chunk
         if not answer.limit:
             yield Chunk("", [], [], answer.finish_reason)
 
-    def _decode(self, answers: Sequence[Answer], slots: int) -> Stream[None, None, None]:
+    def _decode(self, answers: Sequence[Answer], slots: int, kept: Kept | None = None) -> Stream[None, None, None]:
         """Run all answers to their end; yields after every step."""
         if not answers:
             return
         capacity = max(len(answer.prompt) + answer.limit for answer in answers)
-        decoding = Decoding(
-            self.model, self.never, slots=min(slots, len(answers)), capacity=capacity, compiled=_on_cpu(self.model)
-        )
+        decoding = None if kept is None else kept.take(capacity)
+        if decoding is None:
+            decoding = Decoding(
+                self.model,
+                self.never,
+                slots=min(slots, len(answers)),
+                capacity=capacity if kept is None else min(2 * capacity, self.context),  # a conversation grows
+                keep=kept is not None,
+                compiled=_on_cpu(self.model),
+            )
         waiting = iter(answers)
         with evaluation_mode(self.model):
             while True:
                 while decoding.free and (answer := next(waiting, None)):
                     decoding.add(Request(answer))
                 if not decoding.active:
-                    return
+                    break
                 for request in decoding.step():
                     if request.error is not None:
                         raise request.error
                 yield
+        if kept is not None:
+            kept.decoding = decoding
 
 
 def _on_cpu(model: Decoder | Runtime) -> bool:

@@ -70,6 +70,7 @@ class _Rows:
 
     def __init__(self, cache: SlotCache, slots_R: Tensor, places_R: Tensor, attended: int) -> None:
         self._cache, self._slots_R, self._places_R, self._attended = cache, slots_R, places_R, attended
+        self._picked = _picked(slots_R)
 
     def attend(self, layer: int, q_RH1K: Tensor, k_RG1K: Tensor, v_RG1K: Tensor) -> Tensor:
         keys, values = self._cache.keys[layer], self._cache.values[layer]
@@ -77,7 +78,19 @@ class _Rows:
         keys[slots_R, :, places_R] = k_RG1K[:, :, 0]
         values[slots_R, :, places_R] = v_RG1K[:, :, 0]
         seen = (torch.arange(self._attended, device=places_R.device) <= places_R[:, None])[:, None, None]
-        return attend_sdpa(q_RH1K, keys[slots_R, :, : self._attended], values[slots_R, :, : self._attended], mask=seen)
+        return attend_sdpa(
+            q_RH1K, keys[self._picked, :, : self._attended], values[self._picked, :, : self._attended], mask=seen
+        )
+
+
+def _picked(slots_R: Tensor) -> Tensor | slice:
+    """The same slots; as a range where they stand side by side, for an index makes a copy of what it picks. On other
+    devices to look at them would be to wait for them."""
+    if slots_R.device.type != "cpu":
+        return slots_R
+    slots = slots_R.tolist()
+    side_by_side = slice(slots[0], slots[0] + len(slots))
+    return side_by_side if slots == list(range(side_by_side.start, side_by_side.stop)) else slots_R
 
 
 def extend(model: Decoder, ids_1T: Tensor, cache: SlotCache, slot: int, start: int) -> Tensor:

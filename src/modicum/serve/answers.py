@@ -3,6 +3,8 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -10,23 +12,29 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from modicum.generate import Chunk, Ticket
-from modicum.serve.errors import from_exception, shutting_down
+from modicum.serve.errors import busy, from_exception, shutting_down
+from modicum.serve.limits import Limits
 from modicum.serve.responses import Usage
 
 T = TypeVar("T")
+# Seconds for the last bytes of what was answered to go out, to a reader that is slow.
+LAST_WORDS = 5
 
 
 class Answers:
     """The answers to one HTTP request. Iterating gives (number, chunk) in the order in which they come.
 
-    seconds: how long they may take; then what was not finished ends with finish_reason "length".
+    deadline: when, by the event loop's clock, they have taken as long as `limits` allow: what was not finished then
+    ends with finish_reason "length".
     """
 
-    def __init__(self, tickets: Sequence[Ticket], *, seconds: float) -> None:
-        self.tickets = list(tickets)
+    def __init__(self, tickets: Sequence[Ticket], limits: Limits) -> None:
+        self.tickets, self._limits = list(tickets), limits
         self._tokens = 0
         loop = asyncio.get_running_loop()
-        self._deadline = loop.time() + seconds
+        self.deadline = loop.time() + limits.seconds
+        self._late = False
+        self._timer = loop.call_at(self.deadline, self._cut)
         self._came: asyncio.Queue[tuple[int, Chunk | Exception]] = asyncio.Queue()
         for number, ticket in enumerate(self.tickets):
             ticket.subscribe(self._deliver_to(loop, number))
@@ -38,22 +46,24 @@ class Answers:
 
         return deliver
 
+    def _cut(self) -> None:
+        """Time is up: what the engine still gives of each is the last that comes of it."""
+        self._late = True
+        self.cancel()
+
     async def __aiter__(self) -> AsyncIterator[tuple[int, Chunk]]:
-        """Raises what ended an answer, and ApiError 503 when the server ends; no answer goes on after that."""
-        open_ones = set(range(len(self.tickets)))
+        """Raises what ended an answer, and ApiError 503 when the server ends or when time was up before one had its
+        first token; no answer goes on after that."""
+        open_ones, begun = set(range(len(self.tickets))), set[int]()
         try:
             while open_ones:
-                try:
-                    async with asyncio.timeout_at(self._deadline):
-                        number, piece = await self._came.get()
-                except TimeoutError:
-                    for number in sorted(open_ones):
-                        yield number, Chunk("", [], [], "length")
-                    return
+                number, piece = await self._came.get()
                 if isinstance(piece, Exception):
                     raise piece
+                if piece.ids:
+                    begun.add(number)
                 if piece.finish_reason == "cancelled":
-                    raise shutting_down()
+                    piece = self._cut_short(piece, begun=number in begun)
                 self._tokens += len(piece.ids)
                 if piece.finish_reason is not None:
                     open_ones.discard(number)
@@ -61,8 +71,18 @@ class Answers:
         finally:
             self.cancel()
 
+    def _cut_short(self, last: Chunk, *, begun: bool) -> Chunk:
+        """The last chunk of an answer that did not come to its end."""
+        if not self._late:
+            raise shutting_down()
+        if not begun:
+            message = f"the server is too busy: no token came within {self._limits.seconds:g} seconds"
+            raise busy(message, retry_seconds=self._limits.retry_seconds)
+        return replace(last, finish_reason="length")
+
     def cancel(self) -> None:
         """Free the slots; what is finished already is not touched by it."""
+        self._timer.cancel()
         for ticket in self.tickets:
             ticket.cancel()
 
@@ -97,7 +117,8 @@ async def unless_disconnected(request: Request, work: Awaitable[T]) -> T | None:
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events. Whatever ends the response, `answers` go on no longer than it."""
+    """Server-sent events. Whatever ends the response, `answers` go on no longer than it; it lasts no longer than they
+    may, whether or not anybody reads."""
 
     def __init__(self, events: AsyncIterator[Mapping[str, Any]], answers: Answers) -> None:
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -106,7 +127,9 @@ class EventStream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await super().__call__(scope, receive, send)
+            with suppress(TimeoutError):  # a response without its end closes the connection
+                async with asyncio.timeout_at(self._answers.deadline + LAST_WORDS):
+                    await super().__call__(scope, receive, send)
         finally:
             self._answers.cancel()
 

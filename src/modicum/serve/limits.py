@@ -8,8 +8,8 @@ class Limits:
     """body_bytes: of one request. body_seconds: in which it must arrive. choices: `n`, and the prompts of one
     completion request times `n`. stops and stop_characters: of `stop`. tools: functions of one request. schema_bytes,
     schema_depth, schema_seconds: of one JSON Schema or grammar and its compilation. grammars: how many compiled ones
-    are kept. seconds: of one answer, which ends with finish_reason "length" then. retry_seconds: what a client is told
-    when the queue is full.
+    are kept. seconds: of one answer and its wait for a slot; then it ends with finish_reason "length", or is refused
+    where it has no token yet. retry_seconds: what a client is told then, and when the queue is full.
     """
 
     body_bytes: int = 4 << 20

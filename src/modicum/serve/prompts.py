@@ -9,6 +9,7 @@ from typing import Any
 from modicum.generate import Generator
 from modicum.serve.errors import ApiError, bad_request
 from modicum.serve.requests import CompletionRequest, Message, Tool
+from modicum.serve.tools import wants_objects
 from modicum.tokenizer import Tokenizer
 
 
@@ -30,6 +31,10 @@ def chat_prompt(generator: Generator, messages: Sequence[Message], tools: Sequen
         raise _too_long(generator, f"{turns:,} messages and tool calls", "messages")
     plain = [_plain(message, f"messages.{number}") for number, message in enumerate(messages)]
     _check_length(generator, sum(_characters(message) for message in plain), "messages")
+    calls = [call["function"] for message in plain for call in message.get("tool_calls", ())]
+    if calls and wants_objects(generator.tokenizer):
+        for call in calls:
+            call["arguments"] = json.loads(call["arguments"])
     offered = [tool.model_dump(exclude_none=True) for tool in tools] or None
     rendered = generator.tokenizer.render(plain, add_generation_prompt=True, tools=offered, masked=False)
     _check_room(generator, len(rendered.ids), "messages")
@@ -44,7 +49,7 @@ def prompt_count(request: CompletionRequest) -> int:
 
 
 def completion_prompts(generator: Generator, request: CompletionRequest) -> list[Prompt]:
-    """One prompt for each text or list of ids. A text begins as a document does."""
+    """One prompt for each text or list of ids. Before a text stands what the generator has to open one."""
     given = request.prompt
     if isinstance(given, str):
         return [_text(generator, given)]
@@ -63,7 +68,7 @@ def completion_prompts(generator: Generator, request: CompletionRequest) -> list
 
 def _text(generator: Generator, text: str) -> Prompt:
     _check_length(generator, len(text), "prompt")
-    ids = [generator.tokenizer.bos_id, *generator.tokenizer.encode(text)]
+    ids = generator.text_prompt(text)
     _check_room(generator, len(ids), "prompt")
     return Prompt(ids, text)
 

@@ -17,18 +17,17 @@ from typing import Literal
 
 import uvicorn
 
-from modicum.checkpoint import load_checkpoint
+from modicum.checkpoint import load_checkpoint, opening_of
 from modicum.generate import Engine, Generator
 from modicum.generate.passes import Runtime
 from modicum.model import Decoder
+from modicum.serve.answers import LAST_WORDS
 from modicum.serve.app import Access, create_app
 from modicum.serve.limits import Limits
 from modicum.serve.service import Served, Service, model_name
 from modicum.store import UserError
 from modicum.tokenizer import Tokenizer
 
-# Seconds for the last bytes of what was answered to go out, to a reader that is slow.
-_LAST_WORDS = 5
 KEY_VARIABLE = "MODICUM_API_KEY"
 _OWN_NAMES = ("localhost", "127.0.0.1", "[::1]")
 _HOST = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]")
@@ -39,10 +38,11 @@ class ServerSettings:
     """host, port: where it listens; port 0 takes a free one. api_key_file: a key a line; else MODICUM_API_KEY has one.
     slots: requests answered at once; max_queue: that wait. context: tokens of one, prompt and answer together; None for
     all that the model has. engine: what runs the model; None for llama.cpp where its file ends in .gguf, else modicum.
-    compiled: decode by the kernel that is made for this processor, elsewhere through torch.compile. runs: the directory
-    of the page's second view. origins: sites whose scripts may call. hosts: names under which requests may come, beside
-    this machine's own; without any, all names will do where other machines can reach it. drain_seconds: what answers
-    that are under way get when the server is told to end. log_prompts: whether the log holds what is asked.
+    compiled: decode by the kernel that is made for this processor, where a checkpoint is run, whatever GPU there is.
+    runs: the directory of the page's second view. origins: sites whose scripts may call. hosts: names under which
+    requests may come, beside this machine's own; without any, all names will do where other machines can reach it.
+    drain_seconds: what answers that are under way get when the server is told to end. log_prompts: whether the log
+    holds what is asked.
     """
 
     host: str = "127.0.0.1"
@@ -78,10 +78,10 @@ def serve(checkpoint: Path, settings: ServerSettings, *, limits: Limits | None =
         if not _HOST.fullmatch(host):
             raise UserError(f"--allow-host {host}: expected a name alone, such as chat.example.org")
     by_llama = settings.engine == "gguf" or (settings.engine is None and checkpoint.suffix == ".gguf")
-    model_of, tokenizer, stop_ids, runtime = (_gguf if by_llama else _own)(checkpoint)
+    model_of, tokenizer, stop_ids, opening, runtime = (_gguf if by_llama else _own)(checkpoint)
 
     def load() -> Served:
-        generator = Generator(model_of(), tokenizer, stop_ids=stop_ids, context=settings.context)
+        generator = Generator(model_of(), tokenizer, stop_ids=stop_ids, opening=opening, context=settings.context)
         engine = Engine(
             generator,
             slots=settings.slots,
@@ -101,7 +101,7 @@ def serve(checkpoint: Path, settings: ServerSettings, *, limits: Limits | None =
     app = create_app(service, access=Access(keys, hosts, settings.origins), runs=settings.runs)
     config = uvicorn.Config(
         app,
-        timeout_graceful_shutdown=_LAST_WORDS,
+        timeout_graceful_shutdown=LAST_WORDS,
         server_header=False,
         log_level="info",
     )
@@ -115,16 +115,16 @@ def serve(checkpoint: Path, settings: ServerSettings, *, limits: Limits | None =
     return service.busy
 
 
-_Known = tuple[Callable[[], Decoder | Runtime], Tokenizer, Sequence[int], str]
+_Known = tuple[Callable[[], Decoder | Runtime], Tokenizer, Sequence[int], Sequence[int], str]
 
 
 def _own(checkpoint: Path) -> _Known:
-    """What loads the model of a checkpoint, once it is known to be whole; its tokenizer, its stop ids, and words for
-    what runs it."""
+    """What loads the model of a checkpoint, once it is known to be whole; its tokenizer, its stop ids, what stands
+    before a text, and words for what runs it."""
     if checkpoint.is_file():
         raise UserError(f"{checkpoint}: a file, where a checkpoint is a folder; --engine gguf serves a GGUF file")
     loaded = load_checkpoint(checkpoint)
-    return loaded.model, loaded.tokenizer, loaded.stop_ids, ""
+    return loaded.model, loaded.tokenizer, loaded.stop_ids, loaded.opening, ""
 
 
 def _gguf(file: Path) -> _Known:
@@ -133,7 +133,8 @@ def _gguf(file: Path) -> _Known:
     from modicum.serve.llama import LlamaModel
 
     source = read_source(file)
-    return partial(LlamaModel, source), source.tokenizer, source.stop_ids, " (llama.cpp runs it)"
+    opening = opening_of(source.tokenizer)
+    return partial(LlamaModel, source), source.tokenizer, source.stop_ids, opening, " (llama.cpp runs it)"
 
 
 class _Server(uvicorn.Server):

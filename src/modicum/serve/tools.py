@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from modicum.serve.errors import bad_request
@@ -19,19 +20,34 @@ from modicum.tokenizer import Tokenizer
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _END = "}\n" + CLOSE
+_PROBE = {"x": 1}
 _HEAD = re.compile(r'\n\{"name": "([a-zA-Z0-9_-]{1,64})", "arguments": ')
 
 
 def writes_tools(tokenizer: Tokenizer) -> bool:
     """Whether the template shows tools to the model, and writes a call as it is read here."""
+    text = _call_written(tokenizer, _PROBE if wants_objects(tokenizer) else json.dumps(_PROBE)) or ""
+    return "shown?" in text and f'{OPEN}\n{{"name": "probe", "arguments": {json.dumps(_PROBE)}{_END}' in text
+
+
+@lru_cache(maxsize=4)
+def wants_objects(tokenizer: Tokenizer) -> bool:
+    """Whether the template takes a call's arguments as an object. Clients send them as JSON in a string, and there are
+    templates that would write that as JSON once more, or cannot read it."""
+    as_text = _call_written(tokenizer, json.dumps(_PROBE)) or ""
+    return json.dumps(_PROBE) not in as_text and _call_written(tokenizer, _PROBE) is not None
+
+
+def _call_written(tokenizer: Tokenizer, arguments: Any) -> str | None:
+    """A conversation with one tool and one call of it; None where the template refuses them."""
     tool = {"type": "function", "function": {"name": "probe", "description": "shown?", "parameters": {}}}
-    call = {"type": "function", "id": "c", "function": {"name": "probe", "arguments": '{"x": 1}'}}
+    # nine characters, since Mistral's templates take no other id
+    call = {"type": "function", "id": "probe0000", "function": {"name": "probe", "arguments": arguments}}
     answer: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": [call]}
     try:
-        text = tokenizer.render([{"role": "user", "content": "a"}, answer], tools=[tool]).text
-    except UserError:  # a template without a word for tools: requests with tools are refused, others are served
-        return False
-    return "shown?" in text and f'{OPEN}\n{{"name": "probe", "arguments": {{"x": 1}}{_END}' in text
+        return tokenizer.render([{"role": "user", "content": "a"}, answer], tools=[tool], masked=False).text
+    except UserError:  # it has no words for them: requests with tools are refused, others are served
+        return None
 
 
 def offered(request: ChatRequest, limits: Limits) -> list[Tool]:
