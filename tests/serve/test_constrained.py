@@ -2,17 +2,19 @@
 
 import asyncio
 import json
+import random
 import re
 import threading
 import time
+from itertools import product
 
 import jsonschema
 import llguidance
 import pytest
 from talking import ask
 
-from modicum.serve import Limits, chat, completions
-from modicum.serve.constrain import Grammars, json_grammar
+from modicum.serve import Limits, chat, completions, grammar_child
+from modicum.serve.constrain import GrammarMask, Grammars, json_grammar, regex_grammar
 from modicum.serve.errors import ApiError
 
 PERSON = {
@@ -172,6 +174,19 @@ def test_the_end_does_not_wait_for_a_grammar_that_is_compiled(masks, monkeypatch
     assert time.monotonic() - begun < 10
     assert made.compiling
     door.set()
+
+
+def test_a_grammar_that_grows_with_its_answer_ends_that_request():
+    """As many places to be in as there are texts of 19 letters."""
+    words = ["".join(letters).encode() for length in range(1, 6) for letters in product("ab", repeat=length)]
+    known = grammar_child.vocabulary([*words, b"<end>"], [len(words)], [len(words)])
+    grammar = regex_grammar("(a|b)*a(a|b){18}", Limits(), param="p")
+    matcher = llguidance.LLMatcher(known, grammar, log_level=0, limits=grammar_child.limits())
+    mask, dice = GrammarMask(matcher, len(words) + 1), random.Random(0)
+    with pytest.raises(ApiError, match="followed further"):
+        for _ in range(3000):
+            mask.allowed()
+            mask.take(dice.randrange(len(words)))
 
 
 def test_masks_of_one_grammar_do_not_share_a_place(masks):

@@ -14,7 +14,9 @@ import openai
 import pytest
 from starlette.requests import ClientDisconnect
 
-from modicum.serve.answers import EventStream
+from modicum.generate import Chunk, SamplingParams
+from modicum.serve import Limits, answers
+from modicum.serve.answers import Answers, EventStream
 
 ASK = {"model": "nano", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 900, "seed": 1}
 
@@ -52,27 +54,71 @@ def test_a_client_that_gives_up_waiting_frees_its_slot(server, endless):
     assert server.engine.numbers().cancelled == cancelled + 3
 
 
+class Never:
+    """A ticket of which nothing comes before it is cancelled; then what was held back for a stop string."""
+
+    prompt_tokens = cached_tokens = 0
+
+    def subscribe(self, callback):
+        self.deliver, self.cancelled = callback, False
+
+    def cancel(self):
+        if not self.cancelled:
+            self.cancelled = True
+            self.deliver(Chunk("held", [7], [-1.0], "cancelled"))
+
+
+async def one_event():
+    yield {}
+
+
+async def receive():
+    await asyncio.sleep(60)
+
+
+def respond(send, ticket, seconds):
+    """Send a stream of one event."""
+
+    async def respond():
+        answers = Answers([ticket], Limits(seconds=seconds))
+        scope = {"type": "http", "asgi": {"spec_version": "2.4"}}
+        await asyncio.wait_for(EventStream(one_event(), answers)(scope, receive, send), 20)
+
+    asyncio.run(respond())
+
+
 def test_an_answer_that_nobody_began_to_read_is_cancelled():
     """The client is gone before the first byte could be sent: the events are never asked for."""
-    cancelled = []
-
-    class Nobodys:
-        def cancel(self):
-            cancelled.append(True)
-
-    async def events():
-        yield {}
 
     async def send(_):
         raise OSError("gone")
 
-    async def receive():
-        await asyncio.sleep(60)
-
-    scope = {"type": "http", "asgi": {"spec_version": "2.4"}}
+    ticket = Never()
     with pytest.raises(ClientDisconnect):
-        asyncio.run(EventStream(events(), Nobodys())(scope, receive, send))
-    assert cancelled
+        respond(send, ticket, 60)
+    assert ticket.cancelled
+
+
+def test_a_stream_that_nobody_reads_ends_when_its_time_is_up(monkeypatch):
+    monkeypatch.setattr(answers, "LAST_WORDS", 0.1)
+    sent = []
+
+    async def send(message):
+        sent.append(message["type"])
+        if len(sent) == 2:
+            await asyncio.sleep(60)
+
+    ticket = Never()
+    respond(send, ticket, 0.1)
+    assert sent == ["http.response.start", "http.response.body"], "it has no end, so the connection is closed"
+    assert ticket.cancelled
+
+
+def test_what_was_held_back_is_given_when_time_is_up():
+    async def read():
+        return [piece async for piece in Answers([Never()], Limits(seconds=0.05))]
+
+    assert asyncio.run(read()) == [(0, Chunk("held", [7], [-1.0], "length"))]
 
 
 def test_a_full_queue_says_when_to_come_back(start, endless):
@@ -96,7 +142,7 @@ def test_n_answers_are_all_taken_in_or_none(start, endless):
     with start(slots=1, max_queue=2) as server, server.client() as client:
         stream = begin(client, endless)
         with pytest.raises(openai.InternalServerError):
-            client.chat.completions.create(**ASK | {"n": 4})
+            client.chat.completions.create(**ASK | {"n": 3})
         until = time.monotonic() + 5
         while server.engine.numbers().queued:
             assert time.monotonic() < until, "those who were let in before the refusal still wait"
@@ -111,6 +157,55 @@ def test_an_answer_that_takes_too_long_is_cut(start, endless):
         assert [choice.finish_reason for choice in answer.choices] == ["length", "length"]
         assert answer.usage.completion_tokens < 2 * 900
         server.wait_until_idle(3)
+
+
+def test_the_text_of_an_answer_that_takes_too_long_is_whole(start, generator):
+    """Nothing of it was certain, since all of it could still become the stop string."""
+    (letter,) = generator.tokenizer.encode("a")
+    with start(limits={"seconds": 0.2}) as server, server.client() as client:
+        asked = ASK | {"logit_bias": {str(letter): 100}, "temperature": 0, "stop": 1000 * "a"}
+        answer = client.chat.completions.create(**asked)
+        assert answer.choices[0].finish_reason == "length"
+        assert answer.choices[0].message.content == answer.usage.completion_tokens * "a" != ""
+
+
+class Slow:
+    """A grammar that allows everything, and takes its time."""
+
+    def allowed(self):
+        time.sleep(0.02)
+
+    def take(self, token):
+        pass
+
+    def finished(self):
+        return False
+
+
+def test_who_waited_in_the_queue_for_too_long_is_told_to_come_back(start, generator):
+    with start(limits={"seconds": 0.2}, slots=1) as server, server.client() as client:
+        biases = dict.fromkeys(generator.stop_ids, -100.0)
+        first = server.engine.submit([5], SamplingParams(max_new_tokens=900, logit_bias=biases), mask=Slow())
+        with pytest.raises(openai.InternalServerError, match="too busy") as refused:
+            client.chat.completions.create(**ASK)
+        assert refused.value.status_code == 503
+        assert refused.value.response.headers["retry-after"] == "3"
+        with pytest.raises(openai.APIError, match="too busy"):
+            list(client.chat.completions.create(**ASK | {"stream": True}))
+        assert not first.request.answer.finish_reason, "the slot was never free"
+        first.cancel()
+        server.wait_until_idle()
+
+
+def test_more_answers_than_the_server_ever_takes_are_no_matter_of_time(start):
+    with start(slots=1, max_queue=0) as server, server.client() as client:
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.chat.completions.create(**ASK | {"n": 2})
+        assert refused.value.param == "n"
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.completions.create(model="nano", prompt=["a", "b"], max_tokens=1)
+        assert refused.value.param == "prompt"
+        assert client.chat.completions.create(**ASK | {"n": 1, "max_tokens": 1}).choices
 
 
 def test_it_says_loading_until_the_model_answers(start):

@@ -95,6 +95,16 @@ def test_logprobs_are_the_models_own_with_the_most_probable_alternatives(chat, e
         assert found == pytest.approx([logprob for _, logprob in top], abs=1e-4)
 
 
+def test_tokens_of_a_stop_string_are_not_among_the_logprobs(chat, expected):
+    answer, _ = expected(QUESTION["messages"], seed=5, max_new_tokens=60)
+    asked = QUESTION | {"seed": 5, "max_tokens": 60, "stop": answer.text[9:14], "logprobs": True}
+    result = chat(asked)
+    assert result.texts == {0: answer.text[:9]}
+    *before, last = [bytes(token.bytes) for token in result.tokens[0]]
+    assert (b"".join(before) + last).decode("utf-8", "replace").startswith(answer.text[:9])
+    assert len(b"".join(before).decode("utf-8", "replace")) < 9
+
+
 def test_max_completion_tokens_counts_and_is_clamped_to_the_room_left(chat, generator):
     assert chat(GREEDY | {"max_completion_tokens": 3, "max_tokens": 9}).usage.completion_tokens == 3
     # the end of an answer is made impossible
@@ -183,6 +193,22 @@ def test_characters_of_several_tokens_have_one_offset_and_parts_with_names_of_th
     begins = [sum(byte & 0xC0 != 0x80 for byte in b"".join(data[: i + 1])) - 1 for i in range(len(data))]
     assert offsets == begins
     assert not any("\ufffd" in name for top in tops for name in top)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_offsets_are_those_of_the_text_also_where_a_stop_string_ends_it(client, generator, stream):
+    ids = [generator.tokenizer.bos_id, *generator.tokenizer.encode("A port is")]
+    said = generator.generate([ids], SamplingParams(seed=4, max_new_tokens=40))[0].text
+    at = next(i for i in range(8, len(said)) if said.index(said[i : i + 6]) == i)
+    asked = {"model": "nano", "prompt": "A port is", "seed": 4, "max_tokens": 40, "logprobs": 1, "stream": stream}
+    answer = client.completions.create(**asked, stop=said[at : at + 6])
+    choices = [chunk.choices[0] for chunk in answer] if stream else answer.choices
+    assert "".join(choice.text for choice in choices) == said[:at]
+    offsets = [offset for choice in choices for offset in choice.logprobs.text_offset]
+    assert offsets == sorted(offsets)
+    assert (offsets[0], offsets[-1] < at) == (0, True)
+    tokens = [token for choice in choices for token in choice.logprobs.tokens]
+    assert b"".join(map(spoken, tokens)).decode("utf-8", "replace").startswith(said[:at])
 
 
 def spoken(token):

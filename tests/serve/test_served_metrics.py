@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from modicum.generate import SamplingParams
 from modicum.serve.metrics import Metrics
 
 CHAT = "/v1/chat/completions"
@@ -65,6 +66,17 @@ def test_tokens_are_counted_while_an_answer_comes_and_its_first_one_is_timed(sta
         assert found["modicum_generated_tokens_total", None] >= 1
         assert found["modicum_engine_finished_total", None] == 0
         assert found["modicum_time_to_first_token_seconds_count", None] == 1
+
+
+def test_prompts_that_never_got_a_slot_are_not_counted(start, generator):
+    params = SamplingParams(max_new_tokens=900, logit_bias=dict.fromkeys(generator.stop_ids, -100.0))
+    with start(slots=1) as server, server.http() as http:
+        first, second = (server.engine.submit([5] * 7, params) for _ in range(2))
+        next(iter(first))
+        second.cancel()
+        first.cancel()
+        server.wait_until_idle()
+        assert read(http)["modicum_prompt_tokens_total", None] == 7
 
 
 def test_requests_to_the_api_are_timed_however_they_end_and_no_others():

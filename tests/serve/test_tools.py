@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from talking import WAYS, ask
 
+from modicum.generate import Generator
 from modicum.serve import Limits
 from modicum.serve.constrain import Grammars, lark_grammar
+from modicum.serve.prompts import chat_prompt
 from modicum.serve.requests import ChatRequest
 from modicum.serve.tools import Arguments, Call, CallReader, Done, Text, call_grammar, writes_tools
 from modicum.tokenizer import CYBERSLM_TEMPLATE, Tokenizer
@@ -80,6 +82,25 @@ def test_plain_text_cannot_say_the_name_of_the_marker(generator):
     assert mask.allowed()[tokenizer.encode(" ")[0]]
 
 
+def test_thoughts_that_are_text_of_an_answer_may_stand_before_a_call(generator):
+    """Qwen3 does not flag `<think>` as special, so it is part of what is said."""
+    text = json.dumps(generator.tokenizer.definition)
+    definition = json.loads(text.replace("<|reserved_0|>", "<think>").replace("<|reserved_1|>", "</think>"))
+    for entry in definition["added_tokens"]:
+        entry["special"] = "think" not in entry["content"]
+    tokenizer, limits = Tokenizer(definition, generator.tokenizer.chat_template), Limits()
+    said = tokenizer.encode_with_control("<think>\nso\n</think>\n\n<tool_call>")
+    assert len(tokenizer.spoken_ids.intersection(said)) == 3
+    request = ChatRequest(model="nano", **ASK)
+    grammar = lark_grammar(call_grammar(request, request.tools, None, limits), limits, param="tools")
+    grammars = Grammars(tokenizer, generator.model.config.vocab_size, generator.stop_ids, limits)
+    (mask,) = asyncio.run(grammars.masks(grammar, 1, param="tools"))
+    for token in said:
+        assert mask.allowed()[token], tokenizer.decode([token])
+        mask.take(token)
+    assert not mask.allowed()[said[0]], "a call is nothing but its name and arguments"
+
+
 def test_a_schema_for_the_answer_and_tools_go_together(server):
     schema = {
         "type": "object",
@@ -126,6 +147,32 @@ def test_a_template_without_words_for_tools_is_recognised(tokenizer):
     assert writes_tools(tokenizer)
     assert not writes_tools(Tokenizer(tokenizer.definition, CYBERSLM_TEMPLATE))
     assert not writes_tools(Tokenizer(tokenizer.definition, None))
+
+
+CALLS = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content }}{% for c in m.tool_calls or [] %}"
+CALLS += "{{ '\n<tool_call>\n' + '{\"name\": \"' + c.function.name + '\", \"arguments\": ' }}WRITTEN"
+CALLS += "{{ '}\n</tool_call>' }}{% endfor %}{{ '<|im_end|>\n' }}{% endfor %}"
+CALLS += "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}"
+# what is opened for an answer is no part of past ones
+CALLS += "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>\n' }}{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("written", "found", "read"),
+    [
+        ("{{ c.function.arguments | tojson }}", '{"city": "Ulm", "days": 1}', True),  # as Qwen2.5's
+        ("{{ c.function.arguments }}", '{"city":"Ulm", "days": 1}', True),
+        ("{% for k, v in c.function.arguments | items %}{{ k }}={{ v }};{% endfor %}", "city=Ulm;days=1;", False),
+    ],
+)
+def test_arguments_come_to_a_template_as_it_writes_them(tokenizer, generator, written, found, read):
+    own = Tokenizer(tokenizer.definition, CALLS.replace("WRITTEN", written))
+    assert writes_tools(own) == read
+    call = {"id": "c1", "function": {"name": "weather", "arguments": '{"city":"Ulm", "days": 1}'}}
+    messages = [*ASK["messages"], {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "dry"}]
+    request = ChatRequest(model="nano", messages=messages)
+    prompt = chat_prompt(Generator(generator.model, own, stop_ids=generator.stop_ids), request.messages, [])
+    assert f'{{"name": "weather", "arguments": {found}}}\n</tool_call>' in own.decode(prompt.ids)
 
 
 def whole(name, arguments):

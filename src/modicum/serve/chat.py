@@ -44,12 +44,12 @@ async def complete_chat(service: Service, request: Request, body: ChatRequest) -
         raise bad_request("tools: this model's chat template has no words for them", "tools", "unsupported")
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     params = sampling_params(
-        body, served.generator, service.limits, max_tokens=limit, top_logprobs=body.top_logprobs or 0
+        body, served.generator, served.limits, max_tokens=limit, top_logprobs=body.top_logprobs or 0
     )
     prompt = await service.prepare(partial(chat_prompt, served.generator, body.messages, tools))
     masks = await _masks(service, served, body, tools)
     tickets = served.submit([prompt], params, masks, owner_of(request))
-    answers = Answers(tickets, seconds=service.limits.seconds)
+    answers = Answers(tickets, service.limits)
     choices = [_Choice(served, body, prompt, bool(tools)) for _ in params]
     head = Head.new("chatcmpl", served)
     if body.stream:
@@ -83,7 +83,7 @@ class _Choice:
 
     def __init__(self, served: Served, body: ChatRequest, prompt: Prompt, tools: bool) -> None:
         self._reader = CallReader(json_or_calls=wanted_schema(body) is not None) if tools else None
-        self._log = TokenLog(served.generator.tokenizer, served.silent) if body.logprobs else None
+        self._log = TokenLog(served.generator.tokenizer, served.silent, prompt.ids[-1]) if body.logprobs else None
         self._folded = prompt.folded
         self._calls: list[Call] = []
         self._whole_calls = 0

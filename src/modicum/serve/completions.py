@@ -29,16 +29,16 @@ async def complete_text(service: Service, request: Request, body: CompletionRequ
     service.note(body)
     _refuse_unsupported(body)
     limit = _MAX_TOKENS if body.max_tokens is None else body.max_tokens
-    params = sampling_params(body, served.generator, service.limits, max_tokens=limit, top_logprobs=body.logprobs or 0)
+    params = sampling_params(body, served.generator, served.limits, max_tokens=limit, top_logprobs=body.logprobs or 0)
     count = prompt_count(body) * len(params)  # held against the limit before any of them costs time
-    if count > service.limits.choices:
-        raise bad_request(f"prompt: prompts times n is {count}, more than {service.limits.choices}", "prompt")
+    if count > served.limits.choices:
+        raise bad_request(f"prompt: prompts times n is {count}, more than {served.limits.choices}", "prompt")
     prompts = await service.prepare(partial(completion_prompts, served.generator, body))
     choices = [_Choice(served, body, prompt, i) for i, prompt in enumerate(p for p in prompts for _ in params)]
     grammar = await service.prepare(partial(wanted_grammar, body, service.limits)) if body.response_format else None
     masks = [None] * count if grammar is None else await served.grammars.masks(grammar, count, param="response_format")
     tickets = served.submit(prompts, params, masks, owner_of(request))
-    answers = Answers(tickets, seconds=service.limits.seconds)
+    answers = Answers(tickets, service.limits)
     head = Head.new("cmpl", served)
     if body.stream:
         usage = body.stream_options is not None and bool(body.stream_options.include_usage)
@@ -72,16 +72,15 @@ class _Choice:
         self.index = index
         self._echo = (_text_of(tokenizer, prompt) if prompt.text is None else prompt.text) if body.echo else ""
         self._alternatives = bool(body.logprobs)
-        self._log = None if body.logprobs is None else TokenLog(tokenizer, served.silent)
+        self._log = None if body.logprobs is None else TokenLog(tokenizer, served.silent, prompt.ids[-1])
 
     def piece(self, chunk: Chunk) -> TextChoice:
         """What a stream says of this chunk, or of many joined."""
         text, self._echo = self._echo + chunk.text, ""
-        entries = [] if self._log is None else self._log.entries(chunk)
         reason: FinishReason | None = None if chunk.finish_reason is None else "stop"
         if chunk.finish_reason == "length":
             reason = "length"
-        logprobs = None if self._log is None else self._log.legacy(entries, alternatives=self._alternatives)
+        logprobs = None if self._log is None else self._log.legacy(chunk, alternatives=self._alternatives)
         return {"index": self.index, "text": text, "logprobs": logprobs, "finish_reason": reason}
 
 

@@ -35,14 +35,16 @@ class Grammars:
     """Compiles grammars for one tokenizer. rows: the width of the model's logits. stop_ids: what ends an answer."""
 
     def __init__(self, tokenizer: Tokenizer, rows: int, stop_ids: Iterable[int], limits: Limits) -> None:
-        special = tokenizer.special_ids
         tokens = [tokenizer.id_bytes(i) if i < tokenizer.vocab_size else b"" for i in range(rows)]
         self.rows, self._limits = rows, limits
+        named = {i: tokenizer.id_bytes(i).decode() for i in tokenizer.special_ids}
+        markers = {i for i, name in named.items() if name in TOOL_MARKERS}
+        self._markers = {named[i] for i in markers}
         self._ends = sorted(stop_ids)
-        self._special = sorted(special.union(self._ends))
+        # a grammar takes a special token by its name alone, never as text: what is text of an answer must be none
+        self._special = sorted((tokenizer.special_ids - tokenizer.spoken_ids) | markers | set(self._ends))
         self._vocabulary = grammar_child.vocabulary(tokens, self._special, self._ends)
         self._sent = [b64encode(token).decode() for token in tokens]
-        self._markers = {name for i in special if (name := tokenizer.id_bytes(i).decode()) in TOOL_MARKERS}
         self._kept: OrderedDict[str, llguidance.LLMatcher] = OrderedDict()
         self._turns = asyncio.Semaphore(2)
         self._background = Background()

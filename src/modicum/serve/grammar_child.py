@@ -16,6 +16,8 @@ from typing import Any
 import llguidance
 
 MEMORY_BYTES = 2 << 30
+# Of one answer, at 1 to 2 kB each; llguidance itself would let 250,000 come about.
+LEXER_STATES = 50_000
 
 
 class _Vocabulary:
@@ -38,8 +40,9 @@ def vocabulary(tokens: Sequence[bytes], special: Sequence[int], ends: Sequence[i
 
 
 def limits() -> llguidance.LLParserLimits:
-    """llguidance's own, without a client's grammar in its messages."""
-    return llguidance.LLParserLimits(verbose_errors=False)
+    """llguidance's own but for the states, which grow with an answer, where no process of its own bounds their memory;
+    and without a client's grammar in its messages."""
+    return llguidance.LLParserLimits(max_lexer_states=LEXER_STATES, verbose_errors=False)
 
 
 def _fault(request: dict[str, Any]) -> str:

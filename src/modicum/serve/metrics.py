@@ -20,7 +20,7 @@ _ENGINE = {
     "cancelled": ("engine_cancelled_total", "counter", "Answers that nobody waited for any more"),
     "failed": ("engine_failed_total", "counter", "Answers that an error ended"),
     "rejected": ("engine_rejected_total", "counter", "Requests refused by a full queue"),
-    "tokens_in": ("prompt_tokens_total", "counter", "Tokens of prompts"),
+    "tokens_in": ("prompt_tokens_total", "counter", "Tokens of prompts that got a slot"),
     "cached_in": ("cached_prompt_tokens_total", "counter", "Tokens of prompts that were not computed again"),
     "tokens_out": ("generated_tokens_total", "counter", "Tokens sampled"),
     "prefix_hits": ("prefix_hits_total", "counter", "Answers whose prompt began like one before"),

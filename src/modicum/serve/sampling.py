@@ -19,7 +19,7 @@ def sampling_params(
     """
     choices = request.n or 1
     if choices > limits.choices:
-        raise bad_request(f"n: at most {limits.choices} answers at once", "n")
+        raise bad_request(f"n: at most {limits.choices} at once", "n")
     seed = secrets.randbits(48) if request.seed is None else request.seed % (1 << 64)
     return [
         SamplingParams(

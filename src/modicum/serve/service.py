@@ -4,7 +4,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -25,7 +25,8 @@ T = TypeVar("T")
 class Served:
     """A model that answers. name: what requests call it; it holds no path.
 
-    grammars, tools: what it can be held to, and whether its template knows tools. silent: ids that are no text.
+    limits: of one request, whose choices are no more than the engine ever takes. grammars, tools: what it can be held
+    to, and whether its template knows tools. silent: ids that are no text.
     """
 
     name: str
@@ -36,6 +37,8 @@ class Served:
 
     def __post_init__(self) -> None:
         rows = self.generator.model.config.vocab_size
+        # more would be told to come back for ever
+        self.limits = replace(self.limits, choices=min(self.limits.choices, self.engine.room))
         self.grammars = Grammars(self.generator.tokenizer, rows, self.generator.stop_ids, self.limits)
         tokenizer = self.generator.tokenizer
         self.silent = frozenset(tokenizer.special_ids - tokenizer.spoken_ids) | self.generator.stop_ids
