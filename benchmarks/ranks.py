@@ -113,7 +113,7 @@ def measure(options: argparse.Namespace) -> None:
                 model, device=torch.device(choices.device), dtype=choices.torch_dtype, compiled=choices.compile
             )
             engine = spread(loss, options.parallel, ranks)
-            optimizer = Optimizer(model, OptimizerSettings(options.optimizer))
+            optimizer = Optimizer(model, OptimizerSettings(options.optimizer), choices.torch_dtype)
             rows = min(options.micro or share, share)
             seconds = []
             for _ in range(2 + options.updates):  # the first compiles, the second finds its memory

@@ -71,7 +71,8 @@ def test_the_moments_are_as_many_bytes_as_the_optimizers_really_keep():
         for weight in model.parameters():
             weight.grad = torch.zeros_like(weight)
         for kind in ("adamw", "muon"):
-            optimizer = Optimizer(model, OptimizerSettings(kind))
-            optimizer.step()
-            kept = sum(moment.nbytes for name, moment in optimizer.moments(model).items() if not name.endswith(".step"))
-            assert training_state(model.config, kind).optimizer == kept
+            for dtype in (torch.float32, torch.bfloat16):
+                optimizer = Optimizer(model, OptimizerSettings(kind), dtype)
+                optimizer.step()
+                kept = {name: moment for name, moment in optimizer.moments(model).items() if not name.endswith(".step")}
+                assert training_state(model.config, kind).optimizer == sum(moment.nbytes for moment in kept.values())

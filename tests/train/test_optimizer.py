@@ -20,7 +20,7 @@ MATRICES = {f"model.layers.{layer}.{part}.weight" for layer in range(2) for part
 def shrunk(model, kind):
     """Names of the weights that an update without a gradient makes smaller, by exactly rate times decay."""
     before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
-    optimizer = Optimizer(model, OptimizerSettings(kind, weight_decay=0.5))
+    optimizer = Optimizer(model, OptimizerSettings(kind, weight_decay=0.5), torch.bfloat16)
     for weight in model.parameters():
         weight.grad = torch.zeros_like(weight)
     optimizer.set_rate(0.1)
@@ -45,9 +45,9 @@ def test_a_head_decays_only_where_it_is_not_the_embedding(tokenizer, kind):
     assert shrunk(small_model(tokenizer, tie_word_embeddings=False), kind) == {*MATRICES, "lm_head.weight"}
 
 
-def learnt(tokenizer, updates=2, kind="adamw", **changes):
+def learnt(tokenizer, updates=2, kind="adamw", dtype=torch.bfloat16, **changes):
     model = small_model(tokenizer, **changes)
-    optimizer = Optimizer(model, OptimizerSettings(kind))
+    optimizer = Optimizer(model, OptimizerSettings(kind), dtype)
     optimizer.set_rate(1e-3)
     loss = SupervisedLoss(model, device=torch.device("cpu"), dtype=torch.float32, compiled=False)
     for seed in range(updates):
@@ -76,9 +76,10 @@ def newton_schulz(matrix):
     return x.T if matrix.shape[0] > matrix.shape[1] else x
 
 
-def test_muon_moves_a_matrix_by_its_orthogonalised_gradient_in_adamws_size(tokenizer):
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 0.1)])
+def test_muon_moves_a_matrix_by_its_orthogonalised_gradient_in_adamws_size(tokenizer, dtype, tolerance):
     model = small_model(tokenizer)
-    optimizer = Optimizer(model, OptimizerSettings("muon", weight_decay=0.0))
+    optimizer = Optimizer(model, OptimizerSettings("muon", weight_decay=0.0), dtype)
     optimizer.set_rate(0.01)
     loss = SupervisedLoss(model, device=torch.device("cpu"), dtype=torch.float32, compiled=False)
     loss(random_batch(tokenizer.vocab_size, 4, 16)).backward()
@@ -89,7 +90,17 @@ def test_muon_moves_a_matrix_by_its_orthogonalised_gradient_in_adamws_size(token
         # the first update's direction is the gradient's own, momentum or not; the size is 0.2 sqrt(longer side)
         expected = -0.01 * 0.2 * math.sqrt(max(weight.shape)) * newton_schulz(gradient)
         moved = named[name].detach().double().numpy() - weight
-        assert np.linalg.norm(moved - expected) < 0.1 * np.linalg.norm(expected), name  # its products are bf16
+        assert np.linalg.norm(moved - expected) < tolerance * np.linalg.norm(expected), name
+
+
+def test_muon_in_fp32_goes_on_as_torchs_does(tokenizer):
+    (ours, _), (torchs, _) = (
+        learnt(tokenizer, updates=6, kind="muon", dtype=d) for d in (torch.float32, torch.bfloat16)
+    )
+    start = small_model(tokenizer)
+    for (name, one), two, begun in zip(ours.named_parameters(), torchs.parameters(), start.parameters(), strict=True):
+        if name in MATRICES:
+            assert (one - two).norm() < 0.1 * (two - begun).norm(), name
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -98,7 +98,7 @@ def test_a_small_gradient_is_not_scaled_up(tokenizer):
 @pytest.mark.parametrize("poison", [nan, inf])
 def test_what_is_not_finite_changes_no_weight_and_no_moment(tokenizer, poison):
     model = small_model(tokenizer)
-    optimizer = Optimizer(model, OptimizerSettings())
+    optimizer = Optimizer(model, OptimizerSettings(), torch.float32)
     with torch.no_grad():
         model.model.norm.weight[0] = poison
     before = [weight.detach().clone() for weight in model.parameters()]
@@ -115,7 +115,12 @@ def test_a_batch_without_a_target_is_refused(tokenizer):
     batch = random_batch(tokenizer.vocab_size, 2, 8, supervised=torch.zeros(2, 8, dtype=torch.bool))
     with pytest.raises(UserError, match="no supervised token"):
         make_update(
-            loss_of(model), Optimizer(model, OptimizerSettings()), batch, micro_batch_size=1, rate=1.0, clip_norm=1.0
+            loss_of(model),
+            Optimizer(model, OptimizerSettings(), torch.float32),
+            batch,
+            micro_batch_size=1,
+            rate=1.0,
+            clip_norm=1.0,
         )
 
 
@@ -144,6 +149,11 @@ def test_no_gradient_is_left_for_the_next_update(tokenizer):
     model = small_model(tokenizer)
     batch = random_batch(tokenizer.vocab_size, 2, 8)
     make_update(
-        loss_of(model), Optimizer(model, OptimizerSettings()), batch, micro_batch_size=1, rate=1e-3, clip_norm=1.0
+        loss_of(model),
+        Optimizer(model, OptimizerSettings(), torch.float32),
+        batch,
+        micro_batch_size=1,
+        rate=1e-3,
+        clip_norm=1.0,
     )
     assert all(weight.grad is None for weight in model.parameters())

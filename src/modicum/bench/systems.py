@@ -68,7 +68,7 @@ class Ours:
         model.activation_checkpointing = choices.activation_checkpointing
         model.attention_block = choices.attention_block
         loss = SupervisedLoss(model, device=torch.device("cpu"), dtype=choices.torch_dtype, compiled=choices.compile)
-        optimizer = Optimizer(model, self.optimizer)
+        optimizer = Optimizer(model, self.optimizer, choices.torch_dtype)
 
         def update(batch: Batch, rate: float) -> float:
             rows, clip = self.micro_batch_size or batch.rows, self.optimizer.clip_norm

@@ -92,7 +92,7 @@ def measure(config: ModelConfig, *, rows: int, length: int, wishes: Wishes, opti
     model = Decoder(config).to(device).train()
     model.activation_checkpointing = choices.activation_checkpointing
     model.attention_block = choices.attention_block
-    moved = Optimizer(model, OptimizerSettings(optimizer))
+    moved = Optimizer(model, OptimizerSettings(optimizer), choices.torch_dtype)
     batch = synthetic_batch(config, rows=rows, length=length)
     with prepared(choices):
         loss = SupervisedLoss(model, device=device, dtype=choices.torch_dtype, compiled=choices.compile)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from modicum.store import UserError
+from modicum.train.muon import FullMuon
 from modicum.train.owners import Owners
 from modicum.train.parallel import is_sharded, sharded_like
 
@@ -16,6 +17,7 @@ Kind = Literal["adamw", "muon"]
 _MOMENTS: dict[type, tuple[str, ...]] = {
     torch.optim.AdamW: ("exp_avg", "exp_avg_sq", "step"),
     torch.optim.Muon: ("momentum_buffer",),
+    FullMuon: ("momentum_buffer",),
 }
 
 
@@ -40,11 +42,12 @@ class OptimizerSettings:
 class Optimizer:
     """One or two of PyTorch's optimizers, handled as one. Its learning rate is 0 until `set_rate`.
 
-    weights: every weight that is moved, each once. Where they are sharded, Muon moves the whole matrices of `Owners`,
-    and all ranks call `step` and `moments` together.
+    dtype: of the run's matrix products, which Muon's own are of too; its state is fp32 in any case. weights: every
+    weight that is moved, each once. Where they are sharded, Muon moves the whole matrices of `Owners`, and all ranks
+    call `step` and `moments` together.
     """
 
-    def __init__(self, model: nn.Module, settings: OptimizerSettings) -> None:
+    def __init__(self, model: nn.Module, settings: OptimizerSettings, dtype: torch.dtype) -> None:
         hidden, decaying, others = _divided(model)
         self.weights: list[Tensor] = [*hidden, *decaying, *others]
         self._parts: list[torch.optim.Optimizer] = []
@@ -53,9 +56,10 @@ class Optimizer:
             if is_sharded(hidden[0]):
                 self._owners = Owners(hidden)
             matrices = hidden if self._owners is None else self._owners.mine
+            muon = torch.optim.Muon if dtype == torch.bfloat16 else FullMuon
             if matrices:  # a rank may own none
                 self._parts.append(
-                    torch.optim.Muon(
+                    muon(
                         matrices,
                         lr=0.0,
                         weight_decay=settings.weight_decay,

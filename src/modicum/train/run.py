@@ -65,7 +65,7 @@ class Run:
             self.model, device=torch.device(choices.device), dtype=choices.torch_dtype, compiled=choices.compile
         )
         self.engine: nn.Module = spread(self.loss, choices.parallel or "ddp", self.ranks)
-        self.optimizer = Optimizer(self.model, self.optimizer_settings)
+        self.optimizer = Optimizer(self.model, self.optimizer_settings, self.choices.torch_dtype)
         self._compiled = False
         self.step = 0
         self.tokens = 0
