@@ -82,12 +82,25 @@ def test_where_the_weights_alone_are_too_much_a_smaller_preset_is_named_that_fit
     (change,) = memory_changes(budget, config, [WORK], {}, smaller_presets(config))
     name = change.split("model.preset: ")[1].split()[0]
     assert name in ("small", "cyberslm", "mini")
+    assert f"{name} fits with micro_batch_size: 1" in change
     assert expected_memory(config_of(name), replace(WORK, rows=1), None).total <= budget
 
 
 def test_where_no_preset_is_small_enough_that_is_said():
-    (change,) = memory_changes(10**6, config_of("nano"), [WORK], {}, smaller_presets(config_of("nano")))
-    assert "only a smaller model than any to name here" in change
+    nano = config_of("nano")
+    least = expected_memory(nano, replace(WORK, rows=1), None)
+    (change,) = memory_changes(least.total - 10**6, nano, [WORK], {}, smaller_presets(nano))
+    assert "with micro_batch_size: 1; only a smaller model than any to name here" in change
+    (change,) = memory_changes(10**6, nano, [WORK], {}, smaller_presets(nano))
+    assert "Python and PyTorch alone take" in change
+
+
+def test_a_stage_that_makes_no_update_needs_no_memory():
+    config = config_of("base")
+    assert memory_changes(2 * 10**9, config, [replace(WORK, steps=0)], {}, {})  # nothing else is asked about
+    works = [replace(WORK, steps=0), replace(WORK, stage="sft", rows=1, length=16)]
+    budget = expected_memory(config, works[1], None).total
+    assert memory_changes(budget, config, works, {}, {}) == []
 
 
 def test_fewer_updates_are_those_that_fit_beside_the_other_stages():
@@ -129,25 +142,35 @@ def memory_of(state, working):
 
 def test_other_chips_are_computed_from_their_peak_and_shared_state_shrinks():
     found = elsewhere(
-        "H100", 8, flops=989e12 * 8 * 0.4 * 3600, memory=memory_of(160 * 10**9, 80 * 10**9), rows=8, batch_size=8
+        "H100",
+        8,
+        flops=989e12 * 8 * 0.4 * 3600,
+        memory=memory_of(160 * 10**9, 80 * 10**9),
+        whole=10**9,
+        rows=8,
+        batch_size=8,
     )
     assert found.seconds == pytest.approx(3600)
     assert found.replicated_bytes == 170 * 10**9
-    assert found.sharded_bytes == 30 * 10**9
+    assert found.sharded_bytes == 31 * 10**9
     assert "FSDP2" in found.fits
-    assert "DDP" in elsewhere("l4", 1, flops=1.0, memory=memory_of(10**9, 10**9), rows=4, batch_size=4).fits
-    assert "does not fit" in elsewhere("l4", 1, flops=1.0, memory=memory_of(10**12, 0), rows=4, batch_size=4).fits
+    assert "DDP" in elsewhere("l4", 1, flops=1.0, memory=memory_of(10**9, 10**9), whole=0, rows=4, batch_size=4).fits
+    assert (
+        "does not fit" in elsewhere("l4", 1, flops=1.0, memory=memory_of(10**12, 0), whole=0, rows=4, batch_size=4).fits
+    )
 
 
 def test_a_chip_has_a_micro_batch_or_its_share_of_the_batch_where_that_is_less():
     for rows, batch, share in ((1, 8, 1), (8, 64, 8), (8, 32, 4), (8, 4, 1)):
-        found = elsewhere("h100", 8, flops=1.0, memory=memory_of(8 * 10**9, 10**9), rows=rows, batch_size=batch)
+        found = elsewhere(
+            "h100", 8, flops=1.0, memory=memory_of(8 * 10**9, 10**9), whole=0, rows=rows, batch_size=batch
+        )
         assert found.sharded_bytes == 10**9 + 10**9 * share // rows
 
 
 def test_a_chip_that_is_not_known_names_those_that_are():
     with pytest.raises(UserError, match="known are a100, h100"):
-        elsewhere("abacus", 1, flops=1.0, memory=memory_of(1, 1), rows=1, batch_size=1)
+        elsewhere("abacus", 1, flops=1.0, memory=memory_of(1, 1), whole=0, rows=1, batch_size=1)
     assert all(chip.flops > 1e14 for chip in CHIPS.values())
 
 

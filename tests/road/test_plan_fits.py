@@ -24,6 +24,17 @@ def test_a_run_that_cannot_fit_into_memory_is_refused_with_mends(recipe, monkeyp
         plan(recipe, measure=False)
 
 
+def test_what_does_not_fit_here_is_still_planned_for_another_chip(recipe, monkeypatch):
+    monkeypatch.setattr("modicum.road.fits.memory_limit", lambda: 10**8)
+    monkeypatch.setattr(room, "free_disk", lambda _: 1000)
+    monkeypatch.setattr(room, "try_updates", lambda *_, **__: pytest.fail("tried what cannot fit"))
+    found = plan(recipe, chip="h100", gpus=8)
+    assert found.elsewhere.seconds > 0
+    told = [note for note in found.notes if note.startswith("not on this machine: ")]
+    assert any("this machine has 100 MB" in note for note in told)
+    assert any("keep_last" in note for note in told)
+
+
 def test_the_mends_are_those_that_help(recipe, monkeypatch):
     monkeypatch.setattr("modicum.road.fits.memory_limit", lambda: 2 * 10**9)
     work = training_works(recipe, CONFIG, plan(recipe, measure=False).text)[0]
@@ -58,6 +69,9 @@ def test_ranks_share_the_rows_of_an_update_and_sharded_ones_the_state(recipe):
         assert getattr(memories[1], part) == getattr(memories[0], part) // 2
     assert memories[0].total == 900_000_000 + 100_000_000
     assert (memories[1].activations, memories[1].logits) == (memories[0].activations, memories[0].logits)
+    assert memories[0].whole == 0
+    tied = 4 * CONFIG.vocab_size * CONFIG.hidden_size
+    assert memories[1].whole > 2 * tied, "the embedding is gathered, and so is its gradient"
     found = training_plan(CONFIG, copied, tried)
     assert found.seconds == pytest.approx(training_plan(CONFIG, alone, trial()).seconds - 100 * 1.0)
     assert found.tokens_per_second == 2 * training_plan(CONFIG, alone, trial()).tokens_per_second

@@ -8,6 +8,7 @@ import pytest
 from modicum.recipe import load_recipe
 from modicum.road.report import write_report
 from modicum.road.report.gather import gather
+from modicum.road.report.sections import plan_view
 from modicum.road.stages import run
 from modicum.store import RunDirectory
 from modicum.train import read_metrics
@@ -50,6 +51,24 @@ def test_memory_of_a_gpu_stands_beside_the_plans_of_a_gpu(tiny):
     state.write_text(json.dumps({**found, "choices": {**found["choices"], "device": "cuda"}}))
     memory = gather(road.run, recipe, code_version="0.1.0")["measured"]["peak_memory_bytes"]
     assert memory == {"pretrain": 7_000_000, "whole run": 7_000_000}
+
+
+def test_a_run_that_went_on_for_longer_is_not_held_against_the_plan_of_the_shorter_one():
+    plan = {
+        "how": "cpu",
+        "stages": [{"name": "shards", "steps": None}, {"name": "pretrain", "steps": 300}],
+        "seconds": {"shards": 1.0, "pretrain": 10.0, "whole run": 11.0},
+        "peak_memory_bytes": {"pretrain": 10**9},
+    }
+    used = {
+        "seconds": {"shards": 1.0, "pretrain": 100.0, "whole run": 101.0},
+        "peak_memory_bytes": {"pretrain": 10**9},
+    }
+    kept = {row["name"]: row["off"] for row in plan_view(plan, used, {"pretrain": 300})["rows"]}
+    assert kept["pretrain, time"] == "−90 %"
+    longer = {row["name"]: row["off"] for row in plan_view(plan, used, {"pretrain": 3000})["rows"]}
+    assert longer == {**kept, **dict.fromkeys(("pretrain, time", "pretrain, memory", "whole run, time"))}
+    assert longer["shards, time"] == "+0 %"
 
 
 def test_a_run_that_stopped_early_still_has_a_report(tiny):

@@ -92,6 +92,7 @@ def _memory(plan: Plan) -> list[Row]:
         "weights": "weights",
         "gradients": "gradients",
         "optimizer": "optimizer",
+        "whole": "gathered from other ranks",
         "logits": "logits",
         "activations": "activations and work space",
     }

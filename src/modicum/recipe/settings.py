@@ -212,8 +212,8 @@ class TrainSettings(Settings):
     """What pretraining and fine-tuning have in common. Batches count sequences; lengths count tokens.
 
     activation_checkpointing: what is computed again in the backward pass to save memory: nothing, all between linear
-    layers, or all. parallel: how many ranks, where torchrun starts them, share the work: each with the whole model,
-    or with a shard of it. micro_batch_size is that of one rank.
+    layers, or all. parallel: in which way the ranks, where torchrun starts several, share the work: each with the whole
+    model, or with a shard of it. micro_batch_size is that of one rank.
     """
 
     batch_size: int = Field(default=16, ge=1)

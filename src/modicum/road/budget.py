@@ -88,7 +88,7 @@ def memory_changes(
     """For each stage that takes more than `budget` bytes, the smallest change that is expected to do; nothing where all
     keep within it."""
     changes = []
-    for work in works:
+    for work in [work for work in works if work.steps] or works:
         memory = expected_memory(config, work, trials.get(work.stage))
         if memory.total > budget:
             needs = f"{work.stage} needs {size(memory.total)}, more than {size(budget)}"
@@ -114,11 +114,15 @@ def _memory_mend(
                 f"{size(_with_rows(lean, work, rows).total)}, and each update about a {_LONGER[kind]} longer than with "
                 "none"
             )
-    least = size(_least(config, work))
-    fits = next((name for name, shape in smaller.items() if _least(shape, work) <= budget), None)
+    least = _least(config, work)
+    fits = next((name for name, shape in smaller.items() if _least(shape, work).total <= budget), None)
     if fits is not None:
-        return f"this model takes at least {least}; model.preset: {fits} fits"
-    return f"weights, gradients and optimizer alone take {least}; only a smaller model than any to name here would fit"
+        return f"this model takes at least {size(least.total)}; model.preset: {fits} fits with micro_batch_size: 1"
+    if least.program >= budget:
+        return f"Python and PyTorch alone take {size(least.program)}, so no model fits"
+    return (
+        f"it takes {size(least.total)} with micro_batch_size: 1; only a smaller model than any to name here would fit"
+    )
 
 
 def _with_rows(memory: Memory, work: TrainingWork, rows: int) -> Memory:
@@ -131,10 +135,9 @@ def _fitting_rows(budget: int, memory: Memory, work: TrainingWork) -> int | None
     return next((rows for rows in smaller if _with_rows(memory, work, rows).total <= budget), None)
 
 
-def _least(config: ModelConfig, work: TrainingWork) -> int:
-    """Bytes with a micro-batch of one row."""
-    one = replace(work, rows=1)
-    return expected_memory(config, one, None).total
+def _least(config: ModelConfig, work: TrainingWork) -> Memory:
+    """With a micro-batch of one row."""
+    return expected_memory(config, replace(work, rows=1), None)
 
 
 def time_changes(

@@ -40,7 +40,8 @@ class Elsewhere:
     """Training on `gpus` of a chip. seconds: of all training stages, at ASSUMED_SHARE of the peak.
 
     replicated_bytes and sharded_bytes: a chip's memory when each holds all weights, gradients and moments (DDP), and
-    when they are shared out (FSDP2); activations of its share of the micro-batch included.
+    when they are shared out but for what is gathered for use (FSDP2); activations of its share of the micro-batch
+    included.
     """
 
     chip: Chip
@@ -59,9 +60,12 @@ class Elsewhere:
         return "does not fit: smaller micro-batches, activation checkpointing, or more chips"
 
 
-def elsewhere(chip_name: str, gpus: int, *, flops: float, memory: Memory, rows: int, batch_size: int) -> Elsewhere:
+def elsewhere(
+    chip_name: str, gpus: int, *, flops: float, memory: Memory, whole: int, rows: int, batch_size: int
+) -> Elsewhere:
     """flops: of all training. memory: here, of the stage that needs most, with micro-batches of `rows` rows; a chip's
-    have as many, but no more than its share of the batch. Raises UserError for an unknown chip."""
+    have as many, but no more than its share of the batch. whole: bytes that each of the chips gathers for use where
+    they share the state out. Raises UserError for an unknown chip."""
     chip = CHIPS.get(chip_name.lower())
     if chip is None:
         raise UserError(f"--chip {chip_name}: not known; known are {', '.join(CHIPS)}")
@@ -72,5 +76,5 @@ def elsewhere(chip_name: str, gpus: int, *, flops: float, memory: Memory, rows: 
         gpus,
         flops / (gpus * chip.flops * ASSUMED_SHARE),
         state + here,
-        state // gpus + here,
+        state // gpus + (whole if gpus > 1 else 0) + here,
     )

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from modicum.model import ModelConfig
+from modicum.model import ModelConfig, parameters_by_part
 from modicum.road.sizes import logits_bytes, training_state
 from modicum.road.trial import Trial
 from modicum.road.works import TrainingWork
@@ -18,7 +18,8 @@ _TRY_SHARE = 0.5  # of the free memory: what a trial may be expected to take
 class Memory:
     """Bytes of one rank at the stage's fullest moment. activations: what the layers keep for their backward pass, and
     work space; measured: whether the sum was, from a trial, or is an estimate. After a trial on a GPU
-    the program's own memory, which is the machine's, is not counted."""
+    the program's own memory, which is the machine's, is not counted. whole: what ranks that share the state out hold
+    more than their share of, an estimate in any case."""
 
     stage: str
     program: int
@@ -28,10 +29,12 @@ class Memory:
     logits: int
     activations: int
     measured: bool
+    whole: int = 0
 
     @property
     def total(self) -> int:
-        return self.program + self.weights + self.gradients + self.optimizer + self.logits + self.activations
+        state = self.weights + self.gradients + self.optimizer
+        return self.program + state + self.whole + self.logits + self.activations
 
 
 def expected_memory(config: ModelConfig, work: TrainingWork, trial: Trial | None) -> Memory:
@@ -54,6 +57,11 @@ def expected_memory(config: ModelConfig, work: TrainingWork, trial: Trial | None
         tried = logits_bytes(config, chunk_rows(config.vocab_size, trial.rows * trial.length), bytes_each=4)
         activations = max(0, peak - program - (fixed - logits + tried)) * work.rows // trial.rows
         program += 0 if on_device else _EARLIER
+    whole = 0
+    if work.sharded:
+        # a checkpoint is written when gradients, logits and activations are gone
+        idle = state.gradients // parts + logits + activations
+        whole = max(whole_in_update(config, work), 0 if work.on_cuda else state.weights + state.optimizer - idle)
     return Memory(
         work.stage,
         program,
@@ -63,7 +71,18 @@ def expected_memory(config: ModelConfig, work: TrainingWork, trial: Trial | None
         logits,
         activations,
         trial is not None,
+        whole,
     )
+
+
+def whole_in_update(config: ModelConfig, work: TrainingWork) -> int:
+    """Bytes that are whole on each of the ranks that share the state out: fp32 weights and gradients of embedding, head
+    and one layer, as FSDP2 gathers them; and of the matrices that a rank orthogonalises, with what it sends and gets of
+    them. A checkpoint is gathered, weights and moments, in the memory of the first rank's processor."""
+    parts = parameters_by_part(config)
+    layers = parts.total - parts.embedding - parts.head
+    gathered = 2 * 4 * (parts.embedding + parts.head + layers // config.num_hidden_layers)
+    return gathered + (3 * 4 * (parts.attention + parts.mlp) // work.ranks if work.optimizer == "muon" else 0)
 
 
 def activation_bytes(config: ModelConfig, work: TrainingWork) -> float:

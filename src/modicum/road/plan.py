@@ -3,7 +3,8 @@
 Sizes are arithmetic; speed and memory come from a few real updates on this machine. A run that cannot fit says so.
 """
 
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from modicum.model import ModelConfig, Parameters, parameters_by_part
@@ -19,7 +20,7 @@ from modicum.road.machine import (
     free_disk,
     usable_cores,
 )
-from modicum.road.memory import Memory, expected_memory, rows_to_try
+from modicum.road.memory import Memory, expected_memory, rows_to_try, whole_in_update
 from modicum.road.sizes import OPTIMAL_TOKENS_PER_PARAMETER
 from modicum.road.start import check_start, model_config
 from modicum.road.text import Text, text_of
@@ -27,7 +28,7 @@ from modicum.road.timing import StagePlan, stage_plans
 from modicum.road.trial import Trial, try_updates
 from modicum.road.words import three_figures
 from modicum.road.works import TrainingWork, training_works
-from modicum.store import memory_limit
+from modicum.store import UserError, memory_limit
 
 _IDLE_LOAD = 0.75  # a core; above it a trial shares the machine with others
 
@@ -102,8 +103,8 @@ def plan(
     ranks: processes that are to train together, each on a device like this one's, which share every batch evenly.
     budget: say what would have to change to keep within it. chip: also compute the time on `gpus` of that chip.
 
-    Raises UserError when the run cannot fit into this machine's memory or disk, with what to change; and for files
-    that cannot be read, as the run would.
+    Raises UserError when the run cannot fit into this machine's memory or disk, with what to change: a note where a
+    chip is named, and then nothing is tried here. And for files that cannot be read, as the run would.
     """
     check_start(recipe)
     text = text_of(recipe)
@@ -116,20 +117,30 @@ def plan(
         tokens=text.tokens or 0,
         sft_steps=works[-1].steps if works[-1].stage == "sft" else 0,
     )
+    refusals: list[str] = []
+
+    def hold(refuse: Callable[..., None], *figures: Any) -> None:
+        try:
+            refuse(*figures)
+        except UserError as error:
+            if chip is None:
+                raise
+            refusals.append(f"not on this machine: {error}")
+
     # what the run has written already is part of what it needs
-    refuse_disk(disk, free_disk(recipe.run_folder) + bytes_below(recipe.run_folder))
+    hold(refuse_disk, disk, free_disk(recipe.run_folder) + bytes_below(recipe.run_folder))
     trained = [work for work in works if work.steps]
     for work in trained:
-        refuse_memory(least_memory(expected_memory(config, work, None)), work)
+        hold(refuse_memory, least_memory(expected_memory(config, work, None)), work)
     load = busy_cores()
     trials: dict[str, Trial] = {}
-    for work in works if measure else ():
+    for work in works if measure and not refusals else ():
         rows = rows_to_try(config, work, free_device_memory(work))
         if rows:
             trials[work.stage] = _shared_trial(config, work, rows, works, trials)
     memories = [expected_memory(config, work, trials.get(work.stage)) for work in trained or works]
-    for work, memory in zip(trained, memories, strict=False):
-        refuse_memory(memory, work)
+    for work, memory in zip(trained, memories, strict=False) if not refusals else ():
+        hold(refuse_memory, memory, work)
     largest = max(memories, key=lambda memory: memory.total)
     fullest = next(work for work in works if work.stage == largest.stage)
     stages = stage_plans(recipe, config, text, works, trials)
@@ -149,15 +160,24 @@ def plan(
         free_disk=free_disk(recipe.run_folder),
         how=_how(trials.get("pretrain")),
         notes=(
+            *refusals,
             *_notes(text, works[0], config, fresh=recipe.model.checkpoint is None),
-            *(_load_note(load) if measure else ()),
+            *(_load_note(load) if trials else ()),
         ),
         changes=None
         if budget is None
         else changes_for(budget, config, works, trials, stages, smaller=_to_name(recipe, config)),
         elsewhere=None
         if chip is None
-        else elsewhere(chip, gpus, flops=flops, memory=largest, rows=fullest.rows, batch_size=fullest.batch_size),
+        else elsewhere(
+            chip,
+            gpus,
+            flops=flops,
+            memory=largest,
+            whole=whole_in_update(config, replace(fullest, ranks=gpus)),
+            rows=fullest.rows,
+            batch_size=fullest.batch_size,
+        ),
     )
 
 

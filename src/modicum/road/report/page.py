@@ -49,7 +49,9 @@ def render_page(figures: Mapping[str, Any], pictures: Mapping[str, Sequence[Pict
         "answers": answer_rows(figures["answers"]),
         "samples": figures["samples"],
         "corpus": corpus_view(figures["corpus"]),
-        "plan": plan_view(figures["plan"], figures["measured"]),
+        "plan": plan_view(
+            figures["plan"], figures["measured"], {name: stage["steps"] for name, stage in figures["training"].items()}
+        ),
         "settings": True,
         "licences": licence_rows(figures["corpus"]),
     }

@@ -175,14 +175,24 @@ def _plain(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def plan_view(plan: Mapping[str, Any] | None, measured: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What was planned beside what was used, in time and memory, for what was measured."""
+def plan_view(
+    plan: Mapping[str, Any] | None, measured: Mapping[str, Any], made: Mapping[str, int]
+) -> dict[str, Any] | None:
+    """What was planned beside what was used, in time and memory, for what was measured.
+
+    made: updates of each training stage. One that stopped early, or went on for longer than was planned, is held
+    against no plan, nor is the whole run then.
+    """
     if not plan:
         return None
     rows = []
+    planned = {stage["name"]: stage["steps"] for stage in plan["stages"]}
+    other = {stage for stage, steps in made.items() if planned.get(stage) != steps}
+    if other:
+        other.add("whole run")
     for key, name, unit in (("seconds", "time", words.duration), ("peak_memory_bytes", "memory", words.size)):
         for stage, used in measured[key].items():
-            said = plan[key].get(stage)
+            said = None if stage in other else plan[key].get(stage)
             rows.append(
                 {
                     "name": f"{stage}, {name}",
