@@ -6,14 +6,16 @@ The recipe names corpus, tokenizer, network, batch, and how modicum trains. Each
 plain script, so without QK-norm: AdamW 0.9/0.95, decay 0.1, cosine to 0 after 2 % warm-up) first runs --sweep-minutes
 at each learning rate of --sweep; its best one is raced. Each leg is a process of its own with empty caches; its clock
 includes building, compiling, and measuring which attention is fastest, but not the import of packages, save what
-torch.compile brings in. All snapshots are scored by modicum's bits per byte, whose protocol evaluate/bits.py states:
-each document by itself. So modicum learns too, while the peers' rows run across the borders of documents, as plain
-scripts have it. Writes race.json, race.png and prints the table. Rows besides modicum and its peers: modicum with a
-third of the time, and the first peer with modicum's allocator settings, so that one sees what those alone bring.
+torch.compile brings in. Learning rates run over the time after the first update, which is the one that compiles. All
+snapshots are scored by modicum's bits per byte, whose protocol evaluate/bits.py states: each document by itself. So
+modicum learns too, while the peers' rows run across the borders of documents, as plain scripts have it. Writes
+race.json, race.png and prints the table. Rows besides modicum and its peers: modicum with a third of the time, and the
+first peer with modicum's allocator settings, so that one sees what those alone bring.
 """
 
 import argparse
 import gzip
+import hashlib
 import json
 import os
 import subprocess
@@ -57,6 +59,7 @@ class Race:
             "rows": recipe.pretrain.batch_size,
             "length": recipe.pretrain.sequence_length,
             "seed": recipe.seed,
+            "heldout": [hashlib.sha256(heldout.read_bytes()).hexdigest(), tokens],
         }
 
     def ours(self, name: str, end: dict[str, Any]) -> dict[str, Any]:

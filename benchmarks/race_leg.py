@@ -54,8 +54,11 @@ def _learn(learner: Learner, batches: Loader, order: dict[str, Any], started: fl
     step = point = 0
     written = 0.0
     losses: list[float] = []
+    ready = 0.0
     while True:
         now = time.perf_counter() - started - written
+        if step == 1:
+            ready = now
         done = step / order["updates"] if order.get("updates") else now / order["seconds"]
         if losses and done >= (point + 1) / order["points"]:
             path = out / f"{point:03}.safetensors"
@@ -66,7 +69,8 @@ def _learn(learner: Learner, batches: Loader, order: dict[str, Any], started: fl
             written = time.perf_counter() - started - now
         if done >= 1:
             return
-        losses.append(learner.update(next(batches), schedule.rate(int(done * PARTS), PARTS)))
+        learned = done if order.get("updates") else (now - ready) / (order["seconds"] - ready) if step else 0.0
+        losses.append(learner.update(next(batches), schedule.rate(int(learned * PARTS), PARTS)))
         step += 1
 
 
