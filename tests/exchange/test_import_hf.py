@@ -194,6 +194,15 @@ def test_the_model_stops_where_its_source_stopped(theirs, tmp_path):
         assert sorted(json.loads((tmp_path / "out" / name).read_text())["eos_token_id"]) == [0, 3, 9]
 
 
+def test_a_base_model_with_several_ends_is_no_chat_model(theirs, tmp_path):
+    folder, _ = theirs("llama")
+    for ends, talks in (([0, 9], False), ([0, 3], True)):  # 3 ends a turn
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+        import_checkpoint(folder, dialect="hf", out=tmp_path / str(talks))
+        loaded = load_checkpoint(tmp_path / str(talks))
+        assert (loaded.chat, loaded.talks) == (talks, talks)
+
+
 def test_the_doctor_finds_no_fault_with_several_ends_of_which_one_pads(theirs, tmp_path):
     folder, _ = theirs("qwen2")
     settings = {"tokenizer_class": "Qwen2Tokenizer", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}

@@ -131,7 +131,12 @@ def figures():
             }
         ],
         "corpus": {"sources": [source], "warnings": ["source library: every page is from one printer"]},
-        "plan": {"seconds": {"pretrain": 600.0}, "peak_memory_bytes": {"pretrain": 2.0e9}, "how": "cpu, bfloat16"},
+        "plan": {
+            "stages": [{"name": "pretrain", "steps": 300}, {"name": "sft", "steps": 119}],
+            "seconds": {"pretrain": 600.0},
+            "peak_memory_bytes": {"pretrain": 2.0e9},
+            "how": "cpu, bfloat16",
+        },
         "measured": {"seconds": {"pretrain": 560.0, "sft": 210.0}, "peak_memory_bytes": {"pretrain": 1.9e9}},
         "stages": [{"stage": "pretrain", "wall_seconds": 560.0, "device": "cpu", "code_version": "0.1.0"}],
         "recipe": {"name": "harbour", "pretrain": settings, "sft": settings},

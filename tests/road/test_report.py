@@ -66,6 +66,8 @@ def test_a_run_that_went_on_for_longer_is_not_held_against_the_plan_of_the_short
     }
     kept = {row["name"]: row["off"] for row in plan_view(plan, used, {"pretrain": 300})["rows"]}
     assert kept["pretrain, time"] == "−90 %"
+    about = {row["name"]: row["off"] for row in plan_view(plan, used, {"pretrain": 301})["rows"]}
+    assert about == kept
     longer = {row["name"]: row["off"] for row in plan_view(plan, used, {"pretrain": 3000})["rows"]}
     assert longer == {**kept, **dict.fromkeys(("pretrain, time", "pretrain, memory", "whole run, time"))}
     assert longer["shards, time"] == "+0 %"

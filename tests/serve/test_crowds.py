@@ -152,17 +152,26 @@ def test_n_answers_are_all_taken_in_or_none(start, endless):
 
 
 def test_an_answer_that_takes_too_long_is_cut(start, endless):
-    with start(limits={"seconds": 0.2}, slots=2) as server, server.client() as client:
+    with start(limits={"seconds": 0.3}, slots=2) as server, server.client() as client:
         answer = client.chat.completions.create(**endless | {"n": 2})
         assert [choice.finish_reason for choice in answer.choices] == ["length", "length"]
         assert answer.usage.completion_tokens < 2 * 900
         server.wait_until_idle(3)
 
 
+def test_an_answer_that_never_began_loses_none_of_those_beside_it(start, endless):
+    with start(limits={"seconds": 0.3}, slots=1) as server, server.client() as client:
+        first, second = client.chat.completions.create(**endless | {"n": 2}).choices
+        assert (first.finish_reason, second.finish_reason) == ("length", "length")
+        assert first.message.content
+        assert not second.message.content
+        server.wait_until_idle(3)
+
+
 def test_the_text_of_an_answer_that_takes_too_long_is_whole(start, generator):
     """Nothing of it was certain, since all of it could still become the stop string."""
     (letter,) = generator.tokenizer.encode("a")
-    with start(limits={"seconds": 0.2}) as server, server.client() as client:
+    with start(limits={"seconds": 0.3}) as server, server.client() as client:
         asked = ASK | {"logit_bias": {str(letter): 100}, "temperature": 0, "stop": 1000 * "a"}
         answer = client.chat.completions.create(**asked)
         assert answer.choices[0].finish_reason == "length"

@@ -27,7 +27,7 @@ _ANOTHER = "take another checkpoint, or copy this one again"
 class Checkpoint:
     """A checkpoint folder whose files have been checked. Weights and training state are read when asked for.
 
-    chat: whether its config lists its ends, as it does for a chat model, where a base model has one. rounded: bits of
+    chat: whether its config lists its ends, one of a turn among them, as it does for a chat model. rounded: bits of
     each matrix that is stored in 8 or 4, by the name of its module; none at full precision.
     """
 
@@ -142,7 +142,8 @@ def load_checkpoint(path: Path, *, verify: bool = True) -> Checkpoint:
             f"{config.vocab_size}; they are not of one checkpoint: {_ANOTHER}"
         )
     _check_shapes(path / WEIGHTS, stored_shapes(shapes, rounded, tied=config.tie_word_embeddings))
-    chat = isinstance(given.get("eos_token_id"), list)
+    ends = given.get("eos_token_id")
+    chat = isinstance(ends, list) and tokenizer.end_of_turn_id in ends
     return Checkpoint(path, config, tokenizer, _stop_ids(path, tokenizer), chat, rounded)
 
 

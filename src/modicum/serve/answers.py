@@ -52,30 +52,32 @@ class Answers:
         self.cancel()
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, Chunk]]:
-        """Raises what ended an answer, and ApiError 503 when the server ends or when time was up before one had its
-        first token; no answer goes on after that."""
-        open_ones, begun = set(range(len(self.tickets))), set[int]()
+        """Raises what ended an answer, and ApiError 503 when the server ends or when time was up before any of them had
+        its first token; no answer goes on after that."""
+        open_ones = set(range(len(self.tickets)))
         try:
             while open_ones:
-                number, piece = await self._came.get()
+                try:
+                    async with asyncio.timeout_at(self.deadline + LAST_WORDS):
+                        number, piece = await self._came.get()
+                except TimeoutError:  # the engine is held up within a step
+                    number, piece = min(open_ones), Chunk("", [], [], "cancelled")
                 if isinstance(piece, Exception):
                     raise piece
-                if piece.ids:
-                    begun.add(number)
-                if piece.finish_reason == "cancelled":
-                    piece = self._cut_short(piece, begun=number in begun)
                 self._tokens += len(piece.ids)
+                if piece.finish_reason == "cancelled":
+                    piece = self._cut_short(piece)
                 if piece.finish_reason is not None:
                     open_ones.discard(number)
                 yield number, piece
         finally:
             self.cancel()
 
-    def _cut_short(self, last: Chunk, *, begun: bool) -> Chunk:
+    def _cut_short(self, last: Chunk) -> Chunk:
         """The last chunk of an answer that did not come to its end."""
         if not self._late:
             raise shutting_down()
-        if not begun:
+        if not self._tokens:
             message = f"the server is too busy: no token came within {self._limits.seconds:g} seconds"
             raise busy(message, retry_seconds=self._limits.retry_seconds)
         return replace(last, finish_reason="length")

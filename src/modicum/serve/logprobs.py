@@ -41,12 +41,12 @@ class TokenLog:
     def _known(self, chunk: Chunk) -> list[tuple[int, TokenLogprob]]:
         tops = chunk.top_logprobs or [[] for _ in chunk.ids]
         for token, logprob, top in zip(chunk.ids, chunk.logprobs, tops, strict=True):
+            before, self._before = self._before, token
             if token in self._silent:
                 continue
             alternatives = [self._alternative(*pair) for pair in top]
             self._held.append((self._said, {**self._alternative(token, logprob), "top_logprobs": alternatives}))
-            self._said += len(self._decoder.decode(self._tokenizer.bytes_after(token, self._before)))
-            self._before = token
+            self._said += len(self._decoder.decode(self._tokenizer.bytes_after(token, before)))
         self._given += len(chunk.text)
         if chunk.finish_reason is not None and self._said <= self._given:  # else a stop string ended it
             count = len(self._held)

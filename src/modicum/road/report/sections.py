@@ -1,6 +1,7 @@
 """Tables of the page from the figures: rows in the order in which they are read, totals last."""
 
 from collections.abc import Mapping
+from math import isclose
 from typing import Any
 
 from modicum.road import words
@@ -181,13 +182,13 @@ def plan_view(
     """What was planned beside what was used, in time and memory, for what was measured.
 
     made: updates of each training stage. One that stopped early, or went on for longer than was planned, is held
-    against no plan, nor is the whole run then.
+    against no plan, nor is the whole run then; the updates of fine-tuning are planned by an estimate.
     """
     if not plan:
         return None
     rows = []
     planned = {stage["name"]: stage["steps"] for stage in plan["stages"]}
-    other = {stage for stage, steps in made.items() if planned.get(stage) != steps}
+    other = {name for name, steps in made.items() if not isclose(planned.get(name) or 0, steps, rel_tol=0.1, abs_tol=1)}
     if other:
         other.add("whole run")
     for key, name, unit in (("seconds", "time", words.duration), ("peak_memory_bytes", "memory", words.size)):
