@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect
 from modicum.generate import Chunk, SamplingParams
 from modicum.serve import Limits, answers
 from modicum.serve.answers import Answers, EventStream
+from modicum.serve.errors import ApiError
 
 ASK = {"model": "nano", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 900, "seed": 1}
 
@@ -119,6 +120,31 @@ def test_what_was_held_back_is_given_when_time_is_up():
         return [piece async for piece in Answers([Never()], Limits(seconds=0.05))]
 
     assert asyncio.run(read()) == [(0, Chunk("held", [7], [-1.0], "length"))]
+
+
+class Stuck(Never):
+    """A ticket whose engine hears of nothing: it is in the midst of a step."""
+
+    def cancel(self):
+        self.cancelled = True
+
+
+def test_an_engine_that_is_held_up_in_a_step_holds_no_request_beyond_its_time(monkeypatch):
+    monkeypatch.setattr(answers, "LAST_WORDS", 0.05)
+
+    async def read(said):
+        asked = [Stuck(), Stuck()]
+        given = Answers(asked, Limits(seconds=0.05))
+        for piece in said:
+            asked[0].deliver(piece)
+        return [piece async for piece in given]
+
+    begun = Chunk("a", [7], [-1.0], None)
+    cut = Chunk("", [], [], "length")
+    assert asyncio.run(read([begun])) == [(0, begun), (0, cut), (1, cut)]
+    with pytest.raises(ApiError, match="too busy") as refused:
+        asyncio.run(read([]))
+    assert refused.value.status == 503
 
 
 def test_a_full_queue_says_when_to_come_back(start, endless):
