@@ -63,7 +63,8 @@ def measured(recipe: Path, name: str, given: argparse.Namespace) -> dict[str, An
     """One case: planned and run, in a folder that is deleted."""
     folder = Path(tempfile.mkdtemp(prefix="modicum-plan-"))
     try:
-        settings = [*CASES[name], "pretrain.sequence_length=256", f"output={folder}", "name=run"]
+        usual = ["pretrain.sequence_length=256", "pretrain.optimizer=adamw"]
+        settings = [*CASES[name], *usual, f"output={folder}", "name=run"]
         settings = list({setting.split("=")[0]: setting for setting in reversed(settings)}.values())
         modicum("prepare", recipe, settings)
         first = plan_of(recipe, [*settings, f"pretrain.steps={given.try_steps}"])

@@ -65,7 +65,15 @@ class Race:
     def ours(self, name: str, end: dict[str, Any]) -> dict[str, Any]:
         """modicum as the recipe's pretrain section says."""
         p = self.recipe.pretrain
-        optimizer = OptimizerSettings(p.optimizer, p.weight_decay, p.betas, p.epsilon, p.momentum, p.clip_norm)
+        optimizer = OptimizerSettings(
+            p.optimizer,
+            p.weight_decay,
+            p.betas,
+            p.epsilon,
+            p.momentum,
+            p.clip_norm,
+            embedding_factor=p.embedding_learning_rate_factor,
+        )
         schedule = {
             "kind": p.schedule,
             "peak": p.learning_rate,

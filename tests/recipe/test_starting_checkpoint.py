@@ -29,6 +29,17 @@ def test_a_checkpoint_may_stand_alone_or_beside_dropout_and_longer_sequences(wri
     assert load_recipe(write(model={"checkpoint": "start", "attention_dropout": 0.1})).model.attention_dropout == 0.1
 
 
+def test_only_fresh_embeddings_learn_at_a_multiple_of_the_rate_unless_the_recipe_says_so(write):
+    def factor(**parts):
+        return load_recipe(write(**parts)).pretrain.embedding_learning_rate_factor
+
+    begun = {"checkpoint": "start"}
+    assert factor() == 10
+    assert factor(model=begun) == factor(model=begun, pretrain={"optimizer": "muon"}) == 1
+    assert factor(model=begun, pretrain={"embedding_learning_rate_factor": 3.0}) == 3
+    load_recipe(write(model=begun, pretrain={"optimizer": "adamw"}))
+
+
 def test_the_resolved_recipe_loads_again_as_the_same_one(write, tmp_path):
     for model in ({"checkpoint": "start"}, {"checkpoint": "start", "attention_dropout": 0.1}):
         recipe = load_recipe(write(model=model))

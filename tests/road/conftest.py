@@ -72,6 +72,7 @@ def figures():
     settings = {
         "batch_size": 16,
         "sequence_length": 512,
+        "optimizer": "muon",
         "learning_rate": 0.003,
         "schedule": "wsd",
         "warmup_fraction": 0.02,

@@ -15,7 +15,7 @@ from modicum.train import ALONE, Ranks, read_metrics
 from modicum.train.ranks import _is_lost_connection
 
 ENGINES = ("ddp", "fsdp")
-# Muon's iteration runs in bf16, which rounds what differs in the last bit of fp32 to one side or the other.
+# Muon brings small singular values up to 77 times nearer to the large ones, and with them what differs in a last bit.
 TOLERANCE = {"adamw": 1e-5, "muon": 5e-4}
 
 

@@ -46,8 +46,15 @@ class Recipe(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _default_output(cls, values: Any) -> Any:
-        return {"output": "runs", **values} if isinstance(values, dict) else values
+    def _defaults_that_hang_together(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        model, pretrain = values.get("model"), values.get("pretrain", {})
+        begun = isinstance(model, dict) and model.get("checkpoint") is not None
+        if begun and isinstance(pretrain, dict) and pretrain.get("optimizer") != "adamw":
+            # what others learnt in an embedding would be lost in a few updates of ten times the rate
+            values = {**values, "pretrain": {"embedding_learning_rate_factor": 1.0, **pretrain}}
+        return {"output": "runs", **values}
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:

@@ -213,7 +213,8 @@ class TrainSettings(Settings):
 
     activation_checkpointing: what is computed again in the backward pass to save memory: nothing, all between linear
     layers, or all. parallel: in which way the ranks, where torchrun starts several, share the work: each with the whole
-    model, or with a shard of it. micro_batch_size is that of one rank.
+    model, or with a shard of it. micro_batch_size is that of one rank. momentum and embedding_learning_rate_factor go
+    with muon, beside which AdamW moves embedding, head, gains and biases, at so many times the learning rate.
     """
 
     batch_size: int = Field(default=16, ge=1)
@@ -230,6 +231,7 @@ class TrainSettings(Settings):
     betas: tuple[float, float] = Field(default=(0.9, 0.95), strict=False)
     epsilon: float = Field(default=1e-8, gt=0)
     momentum: float = Field(default=0.95, ge=0, lt=1)
+    embedding_learning_rate_factor: float = Field(default=1.0, gt=0)
     clip_norm: float = Field(default=1.0, gt=0)
     activation_checkpointing: Literal["none", "selective", "full"] = operating("none")
     parallel: Literal["ddp", "fsdp"] = operating("ddp")
@@ -254,6 +256,10 @@ class TrainSettings(Settings):
             faults.append("warmup_fraction and decay_fraction together are more than the whole run")
         if not all(0 <= beta < 1 for beta in self.betas):
             faults.append("betas must be at least 0 and below 1")
+        if self.optimizer == "adamw" and (unused := self._set_otherwise("momentum", "embedding_learning_rate_factor")):
+            faults.append(f"{unused}: of optimizer muon alone; leave it out beside adamw")
+        if self.schedule == "cosine" and (unused := self._set_otherwise("decay_fraction")):
+            faults.append(f"{unused}: of schedule wsd alone; leave it out beside cosine")
         if faults:
             raise ValueError("; ".join(faults))
         return self
@@ -262,11 +268,13 @@ class TrainSettings(Settings):
 class PretrainSettings(TrainSettings):
     """steps counts optimizer updates; 0, where the model begins with a checkpoint, leaves it as it is.
 
-    optimizer and learning_rate are what won the comparison in docs/training-notes.md.
+    optimizer, learning_rate and embedding_learning_rate_factor are what won the comparison in docs/training-notes.md,
+    which was one of fresh weights: where the model begins with a checkpoint, the factor is 1 unless it is set.
     """
 
     steps: int = operating(1000, ge=0)
     optimizer: Literal["adamw", "muon"] = "muon"
+    embedding_learning_rate_factor: float = Field(default=10.0, gt=0)
 
 
 class SftSettings(TrainSettings):

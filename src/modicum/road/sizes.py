@@ -20,10 +20,13 @@ class TrainingState:
 
 
 def training_state(config: ModelConfig, optimizer: Kind = "adamw") -> TrainingState:
-    """fp32 master weights, fp32 gradients, and the moments: AdamW's two in fp32, Muon's one of the layers' matrices."""
+    """fp32 master weights, fp32 gradients, and the moments: AdamW's two in fp32, of the layers' matrices Muon's one and
+    a number a row."""
     count = config.parameter_count()
     matrices = parameters_by_part(replace(config, attention_bias=False, mlp_bias=False))
-    spared = 4 * (matrices.attention + matrices.mlp) if optimizer == "muon" else 0
+    heads = config.num_attention_heads + 2 * config.num_key_value_heads
+    rows = config.num_hidden_layers * (heads * config.head_dim + 2 * config.intermediate_size + 2 * config.hidden_size)
+    spared = 4 * (matrices.attention + matrices.mlp - rows) if optimizer == "muon" else 0
     return TrainingState(weights=4 * count, gradients=4 * count, optimizer=8 * count - spared)
 
 

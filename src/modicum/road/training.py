@@ -223,6 +223,7 @@ def _common(road: Road, stage: str, settings: TrainSettings, steps: int) -> dict
             settings.epsilon,
             settings.momentum,
             settings.clip_norm,
+            embedding_factor=settings.embedding_learning_rate_factor,
         ),
         "intervals": Intervals(
             log=settings.log_every_steps,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from modicum.store import UserError
-from modicum.train.muon import FullMuon
+from modicum.train.muon import Muon
 from modicum.train.owners import Owners
 from modicum.train.parallel import is_sharded, sharded_like
 
@@ -16,8 +16,7 @@ Kind = Literal["adamw", "muon"]
 
 _MOMENTS: dict[type, tuple[str, ...]] = {
     torch.optim.AdamW: ("exp_avg", "exp_avg_sq", "step"),
-    torch.optim.Muon: ("momentum_buffer",),
-    FullMuon: ("momentum_buffer",),
+    Muon: ("momentum_buffer", "exp_avg_sq"),
 }
 
 
@@ -27,8 +26,9 @@ class OptimizerSettings:
     2024), each orthogonalised for itself, with AdamW for embedding, head, gains and biases.
 
     Muon's update is scaled to the size of AdamW's (Liu et al. 2025, "Muon is Scalable for LLM Training"), so both take
-    the same learning rate and weight decay. momentum is Muon's. clip_norm bounds the gradient's norm over all
-    parameters together.
+    the same weight decay. momentum is Muon's, and embedding_factor goes with it: what AdamW moves beside Muon learns at
+    so many times the learning rate (10 was measured from fresh weights on). clip_norm bounds the gradient's norm over
+    all parameters together.
     """
 
     kind: Kind = "adamw"
@@ -37,10 +37,11 @@ class OptimizerSettings:
     epsilon: float = 1e-8
     momentum: float = 0.95
     clip_norm: float = 1.0
+    embedding_factor: float = 10.0
 
 
 class Optimizer:
-    """One or two of PyTorch's optimizers, handled as one. Its learning rate is 0 until `set_rate`.
+    """PyTorch's AdamW, with Muon beside it or not, handled as one. Its learning rate is 0 until `set_rate`.
 
     dtype: of the run's matrix products, which Muon's own are of too; its state is fp32 in any case. weights: every
     weight that is moved, each once. Where they are sharded, Muon moves the whole matrices of `Owners`, and all ranks
@@ -52,26 +53,21 @@ class Optimizer:
         self.weights: list[Tensor] = [*hidden, *decaying, *others]
         self._parts: list[torch.optim.Optimizer] = []
         self._owners: Owners | None = None
+        factor = 1.0
         if settings.kind == "muon":
             if is_sharded(hidden[0]):
                 self._owners = Owners(hidden)
             matrices = hidden if self._owners is None else self._owners.mine
-            muon = torch.optim.Muon if dtype == torch.bfloat16 else FullMuon
+            factor = settings.embedding_factor
             if matrices:  # a rank may own none
-                self._parts.append(
-                    muon(
-                        matrices,
-                        lr=0.0,
-                        weight_decay=settings.weight_decay,
-                        momentum=settings.momentum,
-                        adjust_lr_fn="match_rms_adamw",
-                    )
-                )
+                decay, momentum = settings.weight_decay, settings.momentum
+                self._parts.append(Muon(matrices, lr=0.0, weight_decay=decay, momentum=momentum, dtype=dtype))
         else:
             decaying = hidden + decaying
         groups: list[dict[str, Any]] = [
-            {"params": decaying, "weight_decay": settings.weight_decay},
-            {"params": others, "weight_decay": 0.0},
+            # AdamW takes off the rate times the decay, which shall be the same whatever the factor
+            {"params": decaying, "weight_decay": settings.weight_decay / factor, "factor": factor},
+            {"params": others, "weight_decay": 0.0, "factor": factor},
         ]
         self._parts.append(
             torch.optim.AdamW(
@@ -84,9 +80,9 @@ class Optimizer:
         )
 
     def set_rate(self, rate: float) -> None:
-        """The learning rate of the next update, for all weights."""
+        """The learning rate of the next update, which embedding_factor multiplies for what stands beside Muon."""
         for group in self._groups():
-            group["lr"] = rate
+            group["lr"] = rate * group.get("factor", 1.0)
 
     def step(self) -> None:
         """Move the weights by their gradients."""
@@ -111,10 +107,11 @@ class Optimizer:
                 found |= {f"{name}.{moment}": part.state[weight][moment] for moment in moments}
         if self._owners is not None:
             names = {id(weight): name for name, weight in model.named_parameters()}
-            kept = [self._parts[0].state[matrix]["momentum_buffer"] for matrix in self._owners.mine]
-            buffers = self._owners.as_sharded(kept)
-            for weight, buffer in zip(self._owners.weights, buffers, strict=True):
-                found[f"{names[id(weight)]}.momentum_buffer"] = buffer
+            for moment in _MOMENTS[Muon]:
+                kept = [self._parts[0].state[matrix][moment] for matrix in self._owners.mine]
+                buffers = self._owners.as_sharded(kept, columns=1 if moment == "exp_avg_sq" else None)
+                for weight, buffer in zip(self._owners.weights, buffers, strict=True):
+                    found[f"{names[id(weight)]}.{moment}"] = buffer
         return found
 
     def restore_moments(self, model: nn.Module, tensors: Mapping[str, Tensor], origin: object) -> None:
@@ -126,7 +123,7 @@ class Optimizer:
             state = {}
             for moment in moments:
                 found = tensors.get(f"{name}.{moment}")
-                wanted = torch.Size() if moment == "step" else weight.shape
+                wanted = _shape(moment, weight, of_muon="momentum_buffer" in moments)
                 if found is None or found.shape != wanted:
                     faults.append(f"{origin}: {name}.{moment}: {'missing' if found is None else 'has another shape'}")
                 elif moment == "step":
@@ -148,7 +145,7 @@ class Optimizer:
         if self._owners is not None and id(weight) in self._owners.whole_of:
             own = self._owners.whole_of[id(weight)]
             if own is None:
-                return None, weight, _MOMENTS[torch.optim.Muon]
+                return None, weight, _MOMENTS[Muon]
             moved = own
         part = next(
             part
@@ -156,6 +153,12 @@ class Optimizer:
             if any(moved is taken for group in part.param_groups for taken in group["params"])
         )
         return part, moved, _MOMENTS[type(part)]
+
+
+def _shape(moment: str, weight: Tensor, *, of_muon: bool) -> torch.Size:
+    if moment == "step":
+        return torch.Size()
+    return torch.Size((weight.shape[0], 1)) if of_muon and moment == "exp_avg_sq" else weight.shape
 
 
 def _divided(model: nn.Module) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:

@@ -49,8 +49,9 @@ class Owners:
         for place, (parameter, shape) in enumerate(zip(self.mine, shapes, strict=True)):
             parameter.grad = torch.cat([of_rank[place] for of_rank in pieces]).view(shape)
 
-    def shards(self, wholes: Sequence[Tensor]) -> list[Tensor]:
-        """Tensors like `mine`, one for each, as this rank's rows of all the matrices, in the order of the weights."""
+    def shards(self, wholes: Sequence[Tensor], columns: int | None = None) -> list[Tensor]:
+        """Tensors like `mine`, one for each, as this rank's rows of all the matrices, in the order of the weights.
+        columns: of the tensors, where they differ from the matrices'."""
         cuts = [torch.split(full, rows_of_ranks(full.shape[0], self._world)) for full in wholes]
         device = self.weights[0].device
         sent = [
@@ -58,11 +59,13 @@ class Owners:
             for rank in range(self._world)
         ]
         local = [weight.to_local() for weight in self.weights]
-        received = self._exchange(sent, [sum(local[i].numel() for i in owned) for owned in self._owned])
+        shapes = [(part.shape[0], columns or part.shape[1]) for part in local]
+        sizes = [[shapes[i][0] * shapes[i][1] for i in owned] for owned in self._owned]
+        received = self._exchange(sent, [sum(of_rank) for of_rank in sizes])
         found: list[Tensor] = list(local)
-        for owned, flat in zip(self._owned, received, strict=True):
-            for i, part in zip(owned, torch.split(flat, [local[i].numel() for i in owned]), strict=True):
-                found[i] = part.view(local[i].shape)
+        for owned, flat, of_rank in zip(self._owned, received, sizes, strict=True):
+            for i, part in zip(owned, torch.split(flat, of_rank), strict=True):
+                found[i] = part.view(shapes[i])
         return found
 
     @torch.no_grad()
@@ -71,13 +74,19 @@ class Owners:
         for weight, part in zip(self.weights, self.shards([full.detach() for full in self.mine]), strict=True):
             weight.to_local().copy_(part)
 
-    def as_sharded(self, wholes: Sequence[Tensor]) -> list[Tensor]:
-        """Tensors like `mine`, one for each, sharded as the weights are, in the order of the weights."""
+    def as_sharded(self, wholes: Sequence[Tensor], columns: int | None = None) -> list[Tensor]:
+        """Like `shards`, but each as a whole that is sharded as its weight is."""
         from torch.distributed.tensor import DTensor
 
         return [
-            DTensor.from_local(part, weight.device_mesh, weight.placements, shape=weight.shape, stride=weight.stride())
-            for part, weight in zip(self.shards(wholes), self.weights, strict=True)
+            DTensor.from_local(
+                part,
+                weight.device_mesh,
+                weight.placements,
+                shape=torch.Size((weight.shape[0], part.shape[1])),
+                stride=(part.shape[1], 1),
+            )
+            for part, weight in zip(self.shards(wholes, columns), self.weights, strict=True)
         ]
 
     def _exchange(self, sent: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:

@@ -145,6 +145,7 @@ def licence_rows(corpus: Mapping[str, Any] | None) -> list[dict[str, Any]]:
 _SETTINGS = (
     "batch_size",
     "sequence_length",
+    "optimizer",
     "learning_rate",
     "schedule",
     "warmup_fraction",
