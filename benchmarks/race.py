@@ -29,6 +29,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from safetensors.torch import load_file
 
+import modicum
 from modicum.bench.systems import Ours, Peer
 from modicum.corpus import Document
 from modicum.data import open_shards
@@ -59,6 +60,8 @@ class Race:
             "rows": recipe.pretrain.batch_size,
             "length": recipe.pretrain.sequence_length,
             "seed": recipe.seed,
+            "code": hash_of_code(),
+            "machine": describe_machine().line(),
             "heldout": [hashlib.sha256(heldout.read_bytes()).hexdigest(), tokens],
         }
 
@@ -136,6 +139,12 @@ class Race:
             bfloat16=True,
         ).total
         return {"bits_per_byte": found.value, "low": found.low, "high": found.high}
+
+
+def hash_of_code() -> str:
+    """Of all that a leg runs of modicum's, so that another version answers no leg with an old one's figures."""
+    files = [*sorted(Path(modicum.__file__).parent.rglob("*.py")), Path(__file__).with_name("race_leg.py")]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
 def read_heldout(path: Path) -> Iterator[Document]:

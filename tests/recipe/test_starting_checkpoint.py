@@ -40,6 +40,12 @@ def test_only_fresh_embeddings_learn_at_a_multiple_of_the_rate_unless_the_recipe
     load_recipe(write(model=begun, pretrain={"optimizer": "adamw"}))
 
 
+def test_what_is_muons_alone_says_nothing_of_a_run_by_adamw(write):
+    by_muon, by_adamw = (identity(load_recipe(write(pretrain={"optimizer": o})).pretrain) for o in ("muon", "adamw"))
+    assert by_muon["embedding_learning_rate_factor"] == 10
+    assert "embedding_learning_rate_factor" not in by_adamw
+
+
 def test_the_resolved_recipe_loads_again_as_the_same_one(write, tmp_path):
     for model in ({"checkpoint": "start"}, {"checkpoint": "start", "attention_dropout": 0.1}):
         recipe = load_recipe(write(model=model))

@@ -284,6 +284,13 @@ def test_what_is_measured_depends_on_the_conversations(tiny, tmp_path):
     assert evaluate_inputs(Road(road.recipe)) != before
 
 
+def test_what_is_measured_depends_on_the_length_that_documents_are_cut_to(tiny):
+    road, _ = walk(tiny(sft=None), until="pretrain")
+    pretrain = road.recipe.pretrain.model_copy(update={"sequence_length": road.recipe.pretrain.sequence_length // 2})
+    shorter = Road(road.recipe.model_copy(update={"pretrain": pretrain}))
+    assert evaluate_inputs(shorter) != evaluate_inputs(road)
+
+
 def test_a_refused_recipe_does_not_take_the_place_of_the_runs_own(tiny):
     path = tiny(sft=None)
     road, _ = walk(path, until="pretrain")

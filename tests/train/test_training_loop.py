@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from training_runs import LENGTH, small_run
 
@@ -140,6 +141,21 @@ def test_retention_keeps_the_newest_every_nth_and_the_best(prepared_data, tmp_pa
     small_run(prepared_data, tmp_path, steps=9, intervals=intervals)
     assert saved_steps(tmp_path) == [2, 5, 8, 9]
     assert linked(tmp_path, "last") == "step-00000009"
+
+
+@pytest.mark.parametrize("fault", [SafetensorError("No space left on device"), OSError("No space left on device")])
+def test_a_loss_that_is_not_finite_is_told_of_also_where_its_batch_cannot_be_kept(
+    prepared_data, tmp_path, monkeypatch, fault
+):
+    def full(*given, **_):
+        given[1].write_bytes(b"half")
+        raise fault
+
+    monkeypatch.setattr("modicum.train.offender.save_file", full)
+    monkeypatch.setattr(SupervisedLoss, "__call__", lambda self, batch: self.forward(batch) * float("nan"))
+    with pytest.raises(UserError, match=r"update 1 was not made.*could not be kept here \(No space left on device"):
+        small_run(prepared_data, tmp_path, steps=2, heldout=None)
+    assert not list(tmp_path.glob("not-finite*"))
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])

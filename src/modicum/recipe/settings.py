@@ -34,6 +34,11 @@ class Settings(BaseModel):
         return ", ".join(name for name in names if getattr(self, name) != fields[name].default)
 
 
+def of_muon(default: float) -> Any:
+    """A positive number that says nothing of a run beside another optimizer (see identity.py)."""
+    return Field(default=default, gt=0, json_schema_extra={"only_with": {"optimizer": "muon"}})
+
+
 class FilterSettings(Settings):
     """Which filters a document must pass. Each can be switched off for a source or a language."""
 
@@ -231,7 +236,7 @@ class TrainSettings(Settings):
     betas: tuple[float, float] = Field(default=(0.9, 0.95), strict=False)
     epsilon: float = Field(default=1e-8, gt=0)
     momentum: float = Field(default=0.95, ge=0, lt=1)
-    embedding_learning_rate_factor: float = Field(default=1.0, gt=0)
+    embedding_learning_rate_factor: float = of_muon(1.0)
     clip_norm: float = Field(default=1.0, gt=0)
     activation_checkpointing: Literal["none", "selective", "full"] = operating("none")
     parallel: Literal["ddp", "fsdp"] = operating("ddp")
@@ -274,7 +279,7 @@ class PretrainSettings(TrainSettings):
 
     steps: int = operating(1000, ge=0)
     optimizer: Literal["adamw", "muon"] = "muon"
-    embedding_learning_rate_factor: float = Field(default=10.0, gt=0)
+    embedding_learning_rate_factor: float = of_muon(10.0)
 
 
 class SftSettings(TrainSettings):

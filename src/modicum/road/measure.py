@@ -24,6 +24,7 @@ _SAMPLE_TOKENS = 120
 
 def evaluate_inputs(road: Road) -> dict[str, str]:
     inputs = {"evaluate": hash_json(identity(road.recipe.evaluate)), "seed": str(road.seed("evaluate"))}
+    inputs["context"] = str(road.recipe.pretrain.sequence_length)
     for number, path in enumerate(road.recipe.evaluate.items):
         inputs[f"evaluate.items.{number}"] = road.fingerprints.of(path)
     for name, path in _checkpoints(road).items():
