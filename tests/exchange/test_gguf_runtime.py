@@ -7,7 +7,7 @@ import pytest
 
 from modicum.exchange import export_gguf, gguf_runtime
 from modicum.exchange.children import limit_seconds
-from modicum.exchange.gguf_runtime import ask
+from modicum.exchange.gguf_runtime import ask, timed
 from modicum.exchange.gguf_weights import file_tensors
 from modicum.exchange.gguf_writing import file_metadata, write_gguf
 from modicum.model import Decoder
@@ -89,6 +89,15 @@ def test_another_arrangement_of_its_batches_is_told(known, other, model, tmp_pat
     monkeypatch.setattr(gguf_runtime.gguf_child, "__file__", str(tmp_path / "child.py"))
     with pytest.raises(UserError, match=r"the batches of this llama\.cpp lie in places that are not known here"):
         ask(model[0], prompts=[[1]])
+
+
+def test_a_prompt_longer_than_a_batch_is_timed_in_pieces(tokenizer, tmp_path):
+    file, config = tmp_path / "model.gguf", gguf_models.config(max_position_embeddings=2200)
+    weights = Decoder(config).state_dict()
+    write_gguf(file, config, file_metadata(config, tokenizer, "f32"), file_tensors(weights, config, "f32"))
+    found = timed(file, [7] * 2100, [7, 8], tokens=2, repeats=1, threads=1)
+    assert found["prefill"][0] > 0
+    assert len(found["decode"]) == 1
 
 
 def test_what_a_runtime_may_take_grows_with_its_work():

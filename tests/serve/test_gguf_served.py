@@ -342,6 +342,20 @@ def test_a_file_whose_texts_have_other_ids_in_llama_cpp_is_refused(file, monkeyp
         read_source(file)
 
 
+def test_a_file_whose_markers_llama_cpp_finds_in_any_text_is_served(generator, tmp_path):
+    """As llama.cpp's converter writes Qwen's `<tool_call>`: a user-defined token, and no control token."""
+    path, config, tokenizer = tmp_path / "qwen.gguf", generator.model.config, generator.tokenizer
+    metadata = file_metadata(config, tokenizer, "f32")
+    marker = metadata["tokenizer.ggml.tokens"].index("<tool_call>")
+    assert metadata["tokenizer.ggml.token_type"][marker] == 3
+    metadata["tokenizer.ggml.token_type"][marker] = 4
+    write_gguf(path, config, metadata, file_tensors(generator.model.state_dict(), config, "f32"))
+    (in_llama_cpp,) = ask_runtime(path, texts=["<tool_call>"]).ids
+    found = read_source(path)
+    assert marker in in_llama_cpp
+    assert marker not in found.tokenizer.encode("<tool_call>")
+
+
 def test_a_model_without_positions_to_go_back_to_is_refused(source, monkeypatch):
     monkeypatch.setattr(LlamaModel, "_is", lambda _, fact: fact in ("is_recurrent", "has_decoder"))
     with pytest.raises(UserError, match="recurrent"):

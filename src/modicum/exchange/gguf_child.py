@@ -241,15 +241,19 @@ def _timed(
         sys.exit("llama.cpp makes no context for the file")
     llama.llama_set_n_threads(context, threads, threads)
     width = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))
-    batch = llama.llama_batch_init(max(len(prompt), len(short)), 0, 1)
+    most = words[1]  # tokens of a batch, above which it aborts
+    batch = llama.llama_batch_init(most, 0, 1)
 
     def likeliest(ids: list[int], start: int) -> int:
-        batch.n_tokens = len(ids)
-        for place, token in enumerate(ids):
-            batch.token[place], batch.pos[place], batch.logits[place] = token, start + place, place == len(ids) - 1
-            batch.n_seq_id[place], batch.seq_id[place][0] = 1, 0
-        if llama.llama_decode(context, batch) != 0:
-            sys.exit(f"llama.cpp does not run {len(ids)} tokens from position {start} on")
+        for at in range(0, len(ids), most):
+            piece = ids[at : at + most]
+            batch.n_tokens = len(piece)
+            for place, token in enumerate(piece):
+                batch.token[place], batch.pos[place] = token, start + at + place
+                batch.logits[place] = at + place == len(ids) - 1
+                batch.n_seq_id[place], batch.seq_id[place][0] = 1, 0
+            if llama.llama_decode(context, batch) != 0:
+                sys.exit(f"llama.cpp does not run {len(piece)} tokens from position {start + at} on")
         return int(np.ctypeslib.as_array(llama.llama_get_logits(context), shape=(width,)).argmax())
 
     times: dict[str, list[float]] = {"prefill": [], "decode": []}

@@ -1,7 +1,8 @@
 """A GGUF file to be served: what it holds is read without trust, and llama.cpp is heard on it before it comes in here.
 
 A faulty file may end the process that reads it, so another one loads it first. Its ids of texts must be those of the
-tokenizer that is made of the file here, or prompts, grammars and answers would be of different tokens.
+tokenizer that is made of the file here, or prompts, grammars and answers would be of different tokens. Texts with the
+name of a marker that llama.cpp looks for in any text are left out: here they stay text, and it is given ids alone.
 """
 
 from collections.abc import Mapping
@@ -10,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from modicum.exchange.gguf_file import read_keys
+from modicum.exchange.gguf_roles import USER_DEFINED
 from modicum.exchange.gguf_runtime import ask
 from modicum.exchange.gguf_vocabulary import spoken_ids, tokenizer_of
 from modicum.exchange.strings import agreed_strings
 from modicum.store import UserError
 from modicum.tokenizer import Tokenizer
+from modicum.tokenizer.vocabulary import is_control
 
 _FLOAT32 = 0  # general.file_type
 _STRINGS = 1000
@@ -52,7 +55,9 @@ def read_source(path: Path) -> GgufSource:
         raise UserError(
             f"{error}\n  (--tokenizer is an option of modicum import, whose result can be served)"
         ) from None
-    strings = agreed_strings(tokenizer, _STRINGS, composed=True)
+    markers = _markers_in_text(values)
+    asked = agreed_strings(tokenizer, _STRINGS, composed=True)
+    strings = [text for text in asked if not any(marker in text for marker in markers)]
     answer = ask(path, texts=strings)
     ours = spoken_ids(tokenizer, strings)
     differing = [(text, a, b) for text, a, b in zip(strings, answer.ids, ours, strict=True) if a != b]
@@ -72,6 +77,13 @@ def read_source(path: Path) -> GgufSource:
         float32=values.get("general.file_type") == _FLOAT32,
         cache_numbers=_cache_numbers(values),
     )
+
+
+def _markers_in_text(values: Mapping[str, Any]) -> list[str]:
+    """The control tokens that the file has as user-defined ones (Qwen's `<think>`, `<tool_call>`), which llama.cpp
+    finds in every text."""
+    pairs = zip(values["tokenizer.ggml.tokens"], values["tokenizer.ggml.token_type"], strict=True)
+    return [token for token, kind in pairs if kind == USER_DEFINED and is_control({"content": token, "special": False})]
 
 
 def _cache_numbers(values: Mapping[str, Any]) -> int:
