@@ -77,6 +77,31 @@ def test_the_choice_of_a_chat_model_is_the_assistants_content(tokenizer):
     assert tokenizer.decode(scored.ids[: scored.start]).endswith("<|im_end|>\n<|im_start|>assistant\n")
 
 
+@pytest.mark.parametrize("opening", ["<think>\n\n</think>\n\n", "<think></think>", ""])
+def test_what_a_template_opens_an_answer_with_is_not_scored_as_the_choice(tokenizer, opening):
+    """As Qwen3's, which writes an empty thought before an answer and none into the prompt."""
+    turn = (
+        "{{ '<|im_start|>' + m.role + '\n' + (opening if m.role == 'assistant' else '') + m.content + '<|im_end|>\n' }}"
+    )
+    opening = opening.replace("<think>", "<|reserved_0|>").replace("</think>", "<|reserved_1|>")
+    opened = tokenizer.with_template(
+        f"{{% set opening = {opening!r} %}}{{% for m in messages %}}{turn}{{% endfor %}}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    )
+    scored = chat_choice(opened, "What is it?", "A")
+    assert opened.decode(scored.ids[scored.start :]).strip() == "A"
+    before = tokenizer.encode_with_control(f"<|im_start|>assistant\n{opening.rstrip()}")
+    assert scored.ids[scored.start - len(before) : scored.start] == before
+
+
+def test_a_template_that_writes_no_answer_cannot_be_judged_by_choices(tokenizer):
+    silent = tokenizer.with_template(
+        "{% for m in messages %}<|im_start|>{{ m.content if m.role == 'user' else '' }}<|im_end|>{% endfor %}"
+    )
+    with pytest.raises(UserError, match="writes nothing of an assistant's answer"):
+        chat_choice(silent, "What is it?", "A")
+
+
 @pytest.mark.parametrize("choice", ["a cat", "5", "(none)", "\u65e5\u672c", "-x", "'quoted'", " spaced "])
 def test_the_tokens_of_a_plain_choice_are_those_it_has_in_context(tokenizer, choice):
     scored = plain_choice(tokenizer, "What is it?", choice)

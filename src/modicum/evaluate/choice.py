@@ -8,6 +8,7 @@ the prompt alone has not.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 from modicum.corpus import Choice
@@ -98,14 +99,20 @@ def multiple_choice(
 
 
 def chat_choice(tokenizer: Tokenizer, question: str, choice: str) -> Scored:
-    """The choice as the assistant's answer to the question; scored without the end of the turn."""
+    """The choice as the assistant's answer to the question; scored without the end of the turn, and without what a
+    template opens an answer with, as Qwen3's empty thought. Raises UserError for a template that writes no answer."""
     turn = [{"role": "user", "content": question}]
     prompt = tokenizer.render(turn, add_generation_prompt=True).ids
     ids = tokenizer.render([*turn, {"role": "assistant", "content": choice}]).ids
     if ids[: len(prompt)] != prompt:
         raise UserError("chat.template: a prompt is not the beginning of its answered conversation")
-    end = next((i for i in range(len(prompt), len(ids)) if ids[i] in tokenizer.special_ids), len(ids))
-    return Scored(ids[:end], len(prompt))
+    control = [i for i in range(len(prompt), len(ids)) if ids[i] in tokenizer.special_ids]
+    spans = [span for span in pairwise([len(prompt) - 1, *control, len(ids)]) if span[1] - span[0] > 1]
+    answers = [span for span in spans if choice.strip() in tokenizer.decode(ids[span[0] + 1 : span[1]])]
+    if not spans:
+        raise UserError("chat.template: it writes nothing of an assistant's answer")
+    before, end = (answers or spans)[0]
+    return Scored(ids[:end], before + 1)
 
 
 def plain_choice(tokenizer: Tokenizer, question: str, choice: str) -> Scored:
