@@ -18,7 +18,7 @@ BASE = Roles(eos="<|endoftext|>", pad="<|endoftext|>")
 def loaded(tokenizer, small, tmp_path):
     """A function: a checkpoint whose tokenizer has these roles, with or without what training goes on from."""
 
-    def loaded(roles, *, chat, trained):
+    def loaded(roles, *, chat, trained, state=True):
         model = small()
         folder = save_checkpoint(
             tmp_path,
@@ -27,7 +27,8 @@ def loaded(tokenizer, small, tmp_path):
             weights=model.state_dict(),
             tokenizer=Tokenizer(tokenizer.definition, tokenizer.chat_template, roles),
             chat=chat,
-            training=TrainingState({}, {}) if trained else None,
+            training=TrainingState({}, {}) if trained and state else None,
+            trained=trained,
         )
         return load_checkpoint(folder)
 
@@ -51,3 +52,5 @@ def test_where_the_tokenizer_was_trained_here_the_end_of_a_text_opens_the_next(l
 def test_a_base_model_that_was_trained_on_here_learned_to_find_it_and_a_chat_model_did_not(loaded, tokenizer):
     assert loaded(BASE, chat=False, trained=True).opening == [tokenizer.eot_id]
     assert loaded(INSTRUCT, chat=True, trained=True).opening == []
+    handed_on = loaded(BASE, chat=False, trained=True, state=False)
+    assert (handed_on.opening, handed_on.training) == ([tokenizer.eot_id], None)

@@ -35,8 +35,8 @@ def checkpoint(tokenizer, tmp_path_factory):
         loss.backward()
         optimizer.step()
     root = tmp_path_factory.mktemp("checkpoints")
-    weights = model.state_dict()
-    return save_checkpoint(root, 80, config=config, weights=weights, tokenizer=tokenizer, chat=False, training=None)
+    given = {"config": config, "weights": model.state_dict(), "tokenizer": tokenizer, "chat": False}
+    return save_checkpoint(root, 80, **given, training=None, trained=True)
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from modicum.model.quantized import matrix_names
 from modicum.model.stepper import _known
 from modicum.quantize import quantize_checkpoint, quantizing, tuning
 from modicum.quantize import texts as fitting
-from modicum.quantize.judging import Judge, input_moments, rounded
+from modicum.quantize.judging import Judge, input_moments, moment_bytes, rounded
 from modicum.quantize.mixing import mix
 from modicum.quantize.rounding import round_matrix
 from modicum.quantize.texts import equal_rows, fitting_texts
@@ -41,6 +41,7 @@ def test_eight_bits_are_a_quarter_of_the_size_and_say_the_same(checkpoint, text,
     assert report.fitted_to == str(text)
     assert json.loads((tmp_path / "int8" / "quantize.json").read_text())["fitted_to"] == str(text)
     loaded = load_checkpoint(tmp_path / "int8")
+    assert loaded.was_trained, "as the checkpoint that it was made from"
     prompt = [[loaded.tokenizer.bos_id]]
     params = SamplingParams(temperature=0, max_new_tokens=20)
     full = Generator(load_checkpoint(checkpoint).model(), loaded.tokenizer, stop_ids=[]).generate(prompt, params)
@@ -125,6 +126,20 @@ def test_what_is_fitted_to_is_drawn_from_all_of_the_text_whatever_its_order(chec
     said = {loaded.tokenizer.decode(ids[1:]) for ids in found[0]}
     assert len(said & set(lines)) == 10
     assert not said <= set(lines[:30])
+
+
+def test_what_its_moments_take_is_known_and_looked_for_beforehand(checkpoint, text, heldout, tmp_path, monkeypatch):
+    loaded = load_checkpoint(checkpoint)
+    model, config = loaded.model(), loaded.config
+    moments = input_moments(model, [torch.arange(20)])
+    kept = {moment.data_ptr(): moment.nbytes for moment in moments.values()}
+    beside = 5 * 8 * max(len(moment) for moment in moments.values()) ** 2
+    head = 0 if "lm_head" in moments else 4 * config.hidden_size**2
+    assert sum(kept.values()) + head + beside == moment_bytes(config)
+    monkeypatch.setattr("modicum.evaluate.beside.free_memory", lambda: 10**5)
+    with pytest.raises(UserError, match="GB are free"):
+        quantize_checkpoint(checkpoint, to="int8", out=tmp_path / "out", text=text, heldout=heldout)
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_the_model_wrote_is_fitted_to_as_it_wrote_it(checkpoint, monkeypatch):

@@ -149,11 +149,22 @@ def test_without_updates_the_base_model_is_the_checkpoint_bit_for_bit(start, rec
     assert "was not pretrained further" in (road.folder("report") / "index.html").read_text()
     assert walk(path).run.stage("sft").manifest() == road.run.stage("sft").manifest()
 
+    (road.run.path / "plan.json").unlink()
     walk(path, "pretrain.steps=2", until="pretrain")
+    assert json.loads((road.run.path / "plan.json").read_text())["stages"][3]["steps"] == 2
     steps = sorted(p.name for p in road.run.checkpoints("pretrain").glob("step-*"))
     assert steps == ["step-00000002"]
     with pytest.raises(UserError, match="updates were made, and the run is now to have none"):
         walk(path, until="pretrain")
+
+
+def test_without_updates_a_model_that_was_trained_here_stays_one(start, recipe):
+    trained, last = walk(recipe(start, pretrain={"steps": 1}, sft=None, name="first"), until="pretrain"), "last"
+    base = trained.run.checkpoints("pretrain") / last
+    taken = walk(recipe(base, pretrain={"steps": 0}, sft=None, name="second"), until="pretrain")
+    found = load_checkpoint(taken.run.checkpoints("pretrain") / last)
+    assert (found.was_trained, found.opening) == (True, load_checkpoint(base).opening)
+    assert not load_checkpoint(start).was_trained
 
 
 def test_without_updates_the_base_model_has_a_template_only_if_its_start_has_one(recipe, tmp_path):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from modicum.checkpoint.opening import opening_of
 from modicum.checkpoint.rounded import bits_of, read_matrix, stored_shapes
-from modicum.checkpoint.save import OPTIMIZER, STATE, WEIGHTS, TrainingState
+from modicum.checkpoint.save import OPTIMIZER, STATE, TRAINED, WEIGHTS, TrainingState
 from modicum.model import Decoder, ModelConfig
 from modicum.model.packing import RoundedMatrix
 from modicum.model.quantized import install
@@ -53,8 +53,8 @@ class Checkpoint:
 
     @property
     def was_trained(self) -> bool:
-        """Whether it was written in training: what that goes on from lies in it."""
-        return (self.path / STATE).exists()
+        """Whether it was written in training, or made of one that was: its folder tells."""
+        return (self.path / STATE).exists() or (self.path / TRAINED).exists()
 
     @property
     def opening(self) -> list[int]:

@@ -19,6 +19,7 @@ from modicum.store.manifest import MANIFEST
 from modicum.tokenizer import Tokenizer
 
 WEIGHTS, OPTIMIZER, STATE = "model.safetensors", "training/optimizer.safetensors", "training/state.json"
+TRAINED = "training/trained.json"  # in place of the two where a checkpoint was made of one that was trained here
 
 
 @dataclass(frozen=True)
@@ -44,12 +45,14 @@ def save_checkpoint(
     chat: bool,
     training: TrainingState | None,
     stop_ids: Sequence[int] | None = None,
+    trained: bool = False,
 ) -> Path:
     """Write root/step-<step> and move `root/last` to it. Returns the folder.
 
     weights: the decoder's state dict, as it is to be stored (float32 masters while training). chat: whether an answer
     ends with the end of a turn, not only with the end of the text; stop_ids: what ends one instead, for a model that
-    came with ids of its own. A kill or a full disk at any moment leaves the former checkpoints as they were.
+    came with ids of its own. trained: whether it was trained here, for one without `training`. A kill or a full disk
+    at any moment leaves the former checkpoints as they were.
     """
     final = step_folder(root, step)
     with atomic_directory(final) as folder:
@@ -58,9 +61,17 @@ def save_checkpoint(
             (folder / "training").mkdir()
             _save_tensors(folder / OPTIMIZER, training.tensors)
             write_json(folder / STATE, training.state)
+        elif trained:
+            mark_trained(folder)
         write_manifest(folder)
     point(root / "last", final)
     return final
+
+
+def mark_trained(folder: Path) -> None:
+    """Say in a checkpoint that no training goes on from that its model was trained here all the same."""
+    (folder / TRAINED).parent.mkdir(exist_ok=True)
+    write_json(folder / TRAINED, {"version": 1})
 
 
 def write_model(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from modicum.evaluate.beside import Judged, judged
 from modicum.evaluate.divergence import Quality, quality
 from modicum.evaluate.texts import Texts
-from modicum.model import Decoder
+from modicum.model import Decoder, ModelConfig
 from modicum.model.packing import RoundedMatrix
 from modicum.model.quantized import install, matrix_names
 from modicum.tokenizer import Tokenizer
@@ -59,6 +59,14 @@ def sensitivities(judge: Judge, model: Decoder, matrices: Matrices, *, rows: int
     """Mean KL divergence (nats) that each matrix alone costs when it is rounded, beside the model with none rounded."""
     ground = judge.mean_kl(model, {}, rows=rows)
     return {name: judge.mean_kl(model, {name: matrix}, rows=rows) - ground for name, matrix in matrices.items()}
+
+
+def moment_bytes(config: ModelConfig) -> int:
+    """Bytes that input_moments returns, and rounding by the largest of them takes besides: five times it in float64."""
+    width, head = config.hidden_size, config.num_attention_heads * config.head_dim
+    layer = 2 * width**2 + head**2 + config.intermediate_size**2
+    largest = max(width, head, config.intermediate_size) ** 2
+    return 4 * (config.num_hidden_layers * layer + width**2) + 5 * 8 * largest
 
 
 @torch.no_grad()

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from modicum.checkpoint import Checkpoint, load_checkpoint
-from modicum.checkpoint.save import WEIGHTS, write_model
-from modicum.evaluate.beside import Cost, Judged
+from modicum.checkpoint.save import WEIGHTS, mark_trained, write_model
+from modicum.evaluate.beside import Cost, Judged, check_free
 from modicum.evaluate.divergence import Limits
 from modicum.evaluate.texts import Texts, judging_texts
 from modicum.generate import Generator, SamplingParams
 from modicum.model.native import kernel_fault
 from modicum.model.packing import BLOCK, RoundedMatrix
 from modicum.model.quantized import matrix_names
-from modicum.quantize.judging import Judge, input_moments, rounded, sensitivities
+from modicum.quantize.judging import Judge, input_moments, moment_bytes, rounded, sensitivities
 from modicum.quantize.mixing import Mix, mix
 from modicum.quantize.rounding import round_matrix
 from modicum.quantize.texts import equal_rows, fitting_texts, token_rows, without_judges
@@ -88,6 +88,7 @@ def quantize_checkpoint(
         raise UserError(f"--heldout {heldout}: is what --text fits to; what is fitted to must not judge, name another")
     loaded = load_checkpoint(checkpoint)
     loaded.weights  # noqa: B018 (refuses those that are rounded already)
+    check_free(4 * loaded.config.parameter_count() + moment_bytes(loaded.config))
     progress("reading the texts")
     judging = judging_texts(loaded, heldout, texts=_JUDGED, tokens=_JUDGED_TOKENS)
     given = fitting_texts(text, loaded)
@@ -214,6 +215,8 @@ def _write(folder: Path, source: Checkpoint, model: Any, chosen: Mix) -> None:
         stop_ids=source.stop_ids,
         rounded=chosen.matrices,
     )
+    if source.was_trained:
+        mark_trained(folder)
 
 
 def _cost(path: Path) -> Cost:

@@ -86,7 +86,7 @@ def tune(
     tuned = {name: _Tuned(before[name], matrix) for name, matrix in matrices.items()}
     for name, module in tuned.items():
         _put(student, name, module)
-    student.train().requires_grad_()
+    student.eval().requires_grad_()  # without dropout, as the teacher speaks and as it will be asked
     groups: list[dict[str, Any]] = []
     for module in tuned.values():
         size = float(module.scale.detach().abs().mean())

@@ -1,5 +1,6 @@
 """The plan that a run keeps: made before its first update, so that the report can set it beside what was used."""
 
+from modicum.checkpoint import step_folder
 from modicum.recipe import Recipe
 from modicum.road.context import Road
 from modicum.road.plan import plan
@@ -15,7 +16,8 @@ _WORTH_A_TRIAL_FLOPS = 1e13
 
 def keep_plan(road: Road) -> None:
     """Write plan.json into the run's folder, unless pretraining has begun. Raises UserError when the run cannot fit."""
-    if (road.run.checkpoints("pretrain") / "last").exists():
+    checkpoints = road.run.checkpoints("pretrain")
+    if (checkpoints / "last").exists() and (checkpoints / "last").resolve() != step_folder(checkpoints, 0).resolve():
         return
     measure = _training_flops(road.recipe) >= _WORTH_A_TRIAL_FLOPS
     if measure:

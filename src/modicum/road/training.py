@@ -101,6 +101,7 @@ def _take_over(road: Road, tokenizer: Tokenizer) -> None:
         chat=start.talks,
         training=None,
         stop_ids=start.stop_ids,
+        trained=start.was_trained,
     )
     road.listener.say(f"pretrain: no updates, the base model is {start.path}")
 
@@ -125,8 +126,6 @@ def sft(road: Road) -> None:
     settings, base, tokenizer = _sft_settings(road), load_checkpoint(_base(road)), open_tokenizer(road)
     split = conversations(road, tokenizer)
     report = split.report
-    if road.ranks.is_first:
-        write_json(road.folder("sft") / "conversations.json", asdict(report))
     road.listener.say(
         f"conversations: {report.read:,} read, {report.train:,} to train on, {report.heldout:,} held out; left out: "
         f"{_told(report.duplicates)} repeated, {_told(report.contaminated)} with a question of evaluate.items, "
@@ -171,6 +170,8 @@ def sft(road: Road) -> None:
         ),
         **_common(road, "sft", settings, steps),
     )
+    if road.ranks.is_first:
+        write_json(road.folder("sft") / "conversations.json", asdict(report))
 
 
 def conversations(road: Road, tokenizer: Tokenizer) -> ConversationSplit:
