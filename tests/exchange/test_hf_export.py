@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Traine
 from modicum.checkpoint import load_checkpoint
 from modicum.exchange import Limits, export_hf, hf_exporting, size_of
 from modicum.exchange.layouts import relaid
-from modicum.store import UserError, hash_file, write_manifest
+from modicum.store import Stage, UserError, hash_file, hash_json, write_manifest
 
 pytestmark = pytest.mark.usefixtures("brief_gate")
 FLAVOURS = {
@@ -122,7 +122,57 @@ def run(tokenizer, tmp_path):
     }.items():
         (run / name).parent.mkdir(parents=True, exist_ok=True)
         (run / name).write_text(json.dumps(content))
+    base = run / "pretrain" / "checkpoints" / "step-00000005"
+    for place in (run / "corpus" / "text", run / "shards" / "train", run / "shards" / "heldout", base):
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "manifest.json").write_text(json.dumps({"files": str(place)}))
+    (base.parent / "last").symlink_to(base.name)
+    shards = {split: hash_file(run / "shards" / split / "manifest.json") for split in ("train", "heldout")}
+    finish(run / "shards", corpus=hash_file(run / "corpus" / "text" / "manifest.json"))
+    finish(run / "pretrain", shards=hash_json(shards))
+    finish(run / "sft", base=hash_file(base / "manifest.json"))
     return run, folder
+
+
+def finish(stage, **inputs):
+    with Stage(stage).record(inputs, code_version="1", seed=0, device=lambda: "cpu"):
+        pass
+
+
+def texts_of_card(folder, out):
+    export_hf(folder, out=out)
+    return (out / "README.md").read_text().partition("## Texts it was trained on\n")[2]
+
+
+@pytest.mark.parametrize("why", ["another corpus by now", "no update was made", "the tuning is not finished"])
+def test_a_card_names_no_licences_of_texts_that_were_perhaps_not_learned(why, run, tmp_path):
+    path, folder = run
+    checkpoints = path / "pretrain" / "checkpoints"
+    if why == "another corpus by now":
+        (path / "corpus" / "text" / "manifest.json").write_text("{}")
+    elif why == "no update was made":
+        (checkpoints / "step-00000005").rename(checkpoints / "step-00000000")
+        (checkpoints / "last").unlink()
+        (checkpoints / "last").symlink_to("step-00000000")
+    else:
+        (path / "sft" / "manifest.json").unlink()
+    told = texts_of_card(folder, tmp_path / "out")
+    assert "books" not in told
+    assert "name their licences here before it is given to others" in told
+
+
+def test_a_card_says_what_comes_on_top_of_the_corpus(run, tokenizer, tmp_path):
+    path, folder = run
+    told = texts_of_card(folder, tmp_path / "chat")
+    assert "tuned on conversations" in told
+    assert "began as another model" not in told
+    finish(path / "tokenizer", **{"model.checkpoint": "its hash"})
+    base = gguf_models.save(tokenizer, path / "pretrain" / "checkpoints")
+    finish(path / "sft", base=hash_file(base / "manifest.json"))
+    told = texts_of_card(base, tmp_path / "base")
+    assert "| books | CC0-1.0 |" in told
+    assert "tuned on conversations" not in told
+    assert "began as another model" in told
 
 
 def test_the_card_has_the_evaluation_and_the_licences_of_the_run(run, tmp_path):

@@ -44,7 +44,7 @@ def judging_texts(checkpoint: Checkpoint, path: Path | None = None, *, texts: in
         return found
     reason = ""
     if (run := run_of(checkpoint.path)) is not None and (run / "corpus" / "text" / "heldout").is_dir():
-        if _trained_beside_it(RunDirectory(run), checkpoint.path.resolve().parent.parent.name):
+        if trained_beside(RunDirectory(run), checkpoint.path.resolve().parent.parent.name):
             documents = read_documents(run / "corpus" / "text", "heldout")
             rows = _rows(checkpoint, _cut(document.text for document in documents), texts, tokens)
             if sum(map(len, rows)) >= _FEWEST:
@@ -63,9 +63,9 @@ def run_of(checkpoint: Path) -> Path | None:
     return stage.parent if inside else None
 
 
-def _trained_beside_it(run: RunDirectory, stage: str) -> bool:
-    """Whether the model of a stage came from the corpus that lies in the run now: by the hashes of what each finished
-    stage on the way was made from."""
+def trained_beside(run: RunDirectory, stage: str) -> bool:
+    """Whether the model of a stage, pretrain or sft, came from the corpus that lies in the run now: by the hashes of
+    what each finished stage on the way was made from."""
 
     def made_from(name: str, what: str, hash: str) -> bool:
         manifest = run.stage(name).manifest()

@@ -1,7 +1,7 @@
 """The model card of an exported checkpoint: what it is, what it was measured to do, and the licences of its texts.
 
-Figures and licences come from the run that the checkpoint lies in. What is not there, or was measured on another
-checkpoint, is not written; nothing is made up.
+Figures and licences come from the run that the checkpoint lies in. What is not there, was measured on another
+checkpoint or prepared after it was trained is not written; nothing is made up.
 """
 
 from collections.abc import Iterable, Mapping
@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from modicum.checkpoint import Checkpoint
-from modicum.evaluate.texts import run_of
-from modicum.store import hash_file, read_json
+from modicum.checkpoint import Checkpoint, step_folder
+from modicum.evaluate.texts import run_of, trained_beside
+from modicum.store import RunDirectory, hash_file, read_json
 
 _HEAD = """---
 library_name: transformers
@@ -61,7 +61,7 @@ def model_card(checkpoint: Checkpoint, dtype: torch.dtype) -> tuple[str, bool]:
         ],
     )
     evaluation = _evaluation(run, model, checkpoint.path) if run else []
-    licences = _licences(run) if run else []
+    licences = _licences(RunDirectory(run), checkpoint.path.resolve().parent.parent.name) if run else []
     untold = "No record of its texts lies with the checkpoint: name their licences here before it is given to others."
     lines = [
         f"# {name}",
@@ -117,19 +117,25 @@ def _interval(figures: Mapping[str, float | None], key: str, unit: str) -> str:
     return value if figures["low"] is None else f"{value} ({figures['low']:{shown}} to {figures['high']:{shown}})"
 
 
-def _licences(run: Path) -> list[str]:
-    """Of the corpus, by source and licence, as its records name them."""
-    report = run / "corpus" / "text" / "report.json"
-    if not report.is_file():
+def _licences(run: RunDirectory, stage: str) -> list[str]:
+    """Of the corpus that the stage's model learned from, by source and licence, as its records name them; none where
+    another corpus lies in the run by now, or the base model was taken over as it was."""
+    report = run.path / "corpus" / "text" / "report.json"
+    base = (run.checkpoints("pretrain") / "last").resolve()
+    if not (report.is_file() and trained_beside(run, stage)) or base == step_folder(base.parent, 0):
         return []
     rows = [
         (source["name"], licence, f"{share['documents']:,}", f"{share['bytes'] / 1e6:.2f} MB")
         for source in read_json(report)["sources"]
         for licence, share in source["licences"].items()
     ]
-    talk = run / "sft" / "conversations.json"
-    told = ["", "It was tuned on conversations besides; their licences stand where they came from."]
-    return [*_table(("source", "licence", "documents", "size"), rows), *(told if talk.is_file() else [])]
+    lines = _table(("source", "licence", "documents", "size"), rows)
+    tokenizer = run.stage("tokenizer").manifest()
+    if tokenizer is not None and "model.checkpoint" in tokenizer.inputs:
+        lines += ["", "It began as another model, whose texts and licence come on top: name them here."]
+    if stage == "sft":
+        lines += ["", "It was tuned on conversations besides; their licences stand where they came from."]
+    return lines
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[Any, ...]]) -> list[str]:
