@@ -28,7 +28,8 @@ def test_text_without_controls_is_only_normalized(text):
     ("text", "expected"),
     [
         ("a\r\nb\rc\n", "a\nb\nc\n"),
-        ("a\x00b\x1b[0m\x7f\x85c\td", "ab[0mc\td"),
+        ("a\x00b\x1b[0m\x7f\x84c\td", "ab[0mc\td"),
+        ("page\x0cnext\x0brow\x85end\r\n", "page\nnext\nrow\nend\n"),
         ("e\u0301", "\u00e9"),
         ("\ufeffa\ufeffb", "a\ufeffb"),
         ("\x00\ufeffa", "a"),

@@ -16,12 +16,22 @@ from modicum.corpus.words import ngram_hashes, word_hashes, words
         ("Don't PANIC, it's CVE-2021-44228!", ["don", "t", "panic", "it", "s", "cve", "2021", "44228"]),
         ("Straße über_all", ["straße", "über_all"]),
         ("漢字かな abc", ["漢", "字", "か", "な", "abc"]),
+        ("हिन्दी में लिखो", ["हिन्दी", "में", "लिखो"]),
         ("", []),
         (" \n.", []),
     ],
 )
 def test_words_are_what_a_reader_would_count(text, expected):
     assert words(text) == expected
+
+
+def test_no_character_changes_how_the_words_beside_it_are_cut():
+    alone = [chr(i) for i in range(0x110000) if not 0xD800 <= i < 0xE000]
+    pieces = [f"a{character}b" for character in alone]
+    together = words(" ".join(pieces))  # with all scripts at once
+    one_by_one = [word for piece in pieces for word in words(piece)]
+    assert len(together) == len(one_by_one)
+    assert [pair for pair in zip(together, one_by_one, strict=True) if pair[0] != pair[1]] == []
 
 
 @given(st.lists(st.text(st.characters(categories=["L", "N"]), min_size=1), max_size=30), st.integers(1, 8))

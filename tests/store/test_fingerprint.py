@@ -25,6 +25,21 @@ def test_a_dangling_link_does_not_stop_the_hash(tmp_path):
     assert Fingerprints(tmp_path / "known.json").of(folder) == before
 
 
+def test_a_link_counts_as_the_file_that_it_leads_to(tmp_path):
+    folder, blob = tmp_path / "snapshot", tmp_path / "blob"
+    folder.mkdir()
+    (folder / "tokenizer.json").symlink_to(blob)  # as a download cache lays it out
+    (folder / "loop").symlink_to(folder)
+    blob.write_text("1")
+    before = Fingerprints(tmp_path / "known.json").of(folder)
+    blob.write_text("22")
+    changed = Fingerprints(tmp_path / "known.json").of(folder)
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer.json").write_text("22")
+    assert changed != before
+    assert Fingerprints(tmp_path / "known.json").of(folder) == changed
+
+
 def test_of_named_files_only_these_count(tmp_path):
     folder = tmp_path / "folder"
     folder.mkdir()

@@ -23,17 +23,16 @@ def hash_json(value: Any) -> str:
 
 
 def hash_tree(path: Path, hash_one: Callable[[Path], str] = hash_file) -> str:
-    """SHA-256 of a file, or of the relative names and contents of every regular file below a folder.
+    """SHA-256 of a file, or of the relative names and contents of every file below a folder.
 
-    Hidden files, links, sockets and pipes are left out.
+    A link counts as the file that it leads to, since a download cache may hold nothing but links; hidden files, linked
+    folders, sockets and pipes are left out.
     """
     if path.is_file():
         return hash_one(path)
     files = sorted(
         file
         for file in path.rglob("*")
-        if file.is_file()
-        and not file.is_symlink()
-        and not any(part.startswith(".") for part in file.relative_to(path).parts)
+        if file.is_file() and not any(part.startswith(".") for part in file.relative_to(path).parts)
     )
     return hash_json({file.relative_to(path).as_posix(): hash_one(file) for file in files})
