@@ -298,6 +298,30 @@ def test_a_refused_recipe_does_not_take_the_place_of_the_runs_own(tiny):
     with pytest.raises(UserError):
         walk(path, "pretrain.learning_rate=1e-4", until="pretrain")
     assert road.run.recipe.read_text() == before
+    walk(path, "pretrain.learning_rate=1e-4", until="shards")
+    assert road.run.recipe.read_text() == before, "no checkpoint has it"
+    manifest = road.run.stage("pretrain").manifest()
+    assert manifest is not None, "what was refused changed nothing about the finished stage"
+    with pytest.raises(UserError):
+        walk(path, "pretrain.learning_rate=1e-4", until="pretrain")
+    assert road.run.stage("pretrain").manifest() == manifest
+
+
+def test_figures_of_an_earlier_model_are_not_told_as_this_ones(tiny):
+    path = tiny()
+    road, _ = walk(path)
+    assert "chat model:" in summary(road)
+    road, _ = walk(path, "pretrain.steps=6", until="pretrain")
+    assert "bits per byte" not in summary(road)
+    assert "what was measured is an earlier model" in summary(road)
+    path = tiny(sft=None)
+    assert "chat model:" not in summary(walk(path, "pretrain.steps=6", until="pretrain")[0])
+    road, _ = walk(path, "pretrain.steps=6")
+    assert "held-out bits per byte: untrained" in summary(road)
+    figures = json.loads((road.folder("report") / "report.json").read_text())
+    assert (road.run.checkpoints("sft") / "last").exists()
+    assert list(figures["training"]) == ["pretrain"]
+    assert "sft" not in {stage["stage"] for stage in figures["stages"]} | figures["measured"]["seconds"].keys()
 
 
 def test_a_base_model_with_nothing_held_out_is_finished_too(tiny):

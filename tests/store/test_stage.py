@@ -34,6 +34,20 @@ def test_a_stage_that_is_done_again_is_unfinished_meanwhile(tmp_path):
     assert stage.manifest().stage == "corpus"
 
 
+def test_work_that_is_refused_leaves_a_finished_stage_finished_unless_it_changed_something(tmp_path):
+    stage, file = Stage(tmp_path / "pretrain"), tmp_path / "pretrain" / "checkpoints" / "weights"
+    with stage.record({"settings": "a"}, **HOW):
+        file.parent.mkdir()
+        file.write_text("1")
+    with pytest.raises(ValueError, match="no"), stage.record({"settings": "b"}, **HOW):
+        raise ValueError("no")
+    assert stage.changed_inputs({"settings": "a"}) == []
+    with pytest.raises(ValueError, match="no"), stage.record({"settings": "b"}, **HOW):
+        file.write_text("2")
+        raise ValueError("no")
+    assert stage.manifest() is None
+
+
 def test_a_manifest_of_another_shape_counts_as_unfinished(tmp_path):
     (tmp_path / "manifest.json").write_text('{"files": {}}')
     assert Stage(tmp_path).changed_inputs({}) is None

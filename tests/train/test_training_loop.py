@@ -33,9 +33,9 @@ def linked(out, name):
 def scripted_heldout(monkeypatch):
     """A function that sets what the following evaluations will find."""
 
-    def script(*losses):
+    def script(*losses, targets=100):
         left = list(losses)
-        monkeypatch.setattr(SupervisedLoss, "mean", lambda *_: (left.pop(0), 100))
+        monkeypatch.setattr(SupervisedLoss, "mean", lambda *_: (left.pop(0), targets))
 
     return script
 
@@ -121,6 +121,14 @@ def test_best_is_not_moved_to_a_worse_one_after_a_resume(prepared_data, tmp_path
     result = small_run(prepared_data, tmp_path, steps=8, intervals=Intervals(evaluate=2, checkpoint=2, keep_last=1))
     assert linked(tmp_path, "best") == "step-00000002"
     assert (result.best.name, result.best_heldout_loss) == ("step-00000002", 2.0)
+
+
+def test_a_loss_over_other_text_is_not_compared_with_the_best_so_far(prepared_data, tmp_path, scripted_heldout):
+    scripted_heldout(2.0, 3.0)
+    small_run(prepared_data, tmp_path, steps=4, intervals=Intervals(evaluate=2, checkpoint=2))
+    scripted_heldout(2.5, 2.7, targets=900)
+    result = small_run(prepared_data, tmp_path, steps=8, intervals=Intervals(evaluate=2, checkpoint=2))
+    assert (result.best.name, result.best_heldout_loss) == ("step-00000006", 2.5)
 
 
 def test_a_kill_between_the_save_and_the_best_link_is_mended_on_resume(prepared_data, tmp_path, scripted_heldout):

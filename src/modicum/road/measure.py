@@ -53,6 +53,15 @@ def evaluate(road: Road) -> None:
     write_json(road.folder("evaluate") / RESULTS, results)
 
 
+def is_of_these_models(road: Road) -> bool:
+    """Whether what was measured last is the models that lie in the run now."""
+    manifest = road.run.stage("evaluate").manifest()
+    return manifest is not None and all(
+        path.exists() and manifest.inputs.get(name) == hash_file(path / "manifest.json")
+        for name, path in _checkpoints(road).items()
+    )
+
+
 def _checkpoints(road: Road) -> dict[str, Path]:
     stages = {"base": "pretrain"} | ({"chat": "sft"} if road.recipe.sft is not None else {})
     return {name: road.run.checkpoints(stage) / "last" for name, stage in stages.items()}

@@ -47,6 +47,7 @@ STAGES = (
     RoadStage("evaluate", measure.evaluate_inputs, measure.evaluate, (measure.RESULTS,)),
     RoadStage("report", report_inputs, make_report, ("index.html", "report.json")),
 )
+_TRAINING = [stage.name for stage in STAGES if stage.on_all_ranks]
 
 
 def run(
@@ -83,10 +84,16 @@ def run(
             if stage.name == "evaluate":  # here both training stages have accepted the recipe as theirs
                 ranks.by_first(accept)
             done += _bring_up_to_date(road, stage)
-        ranks.by_first(accept)
+        if _chosen(recipe, until, start)[-1].name in _TRAINING or not _has_trained(road):
+            ranks.by_first(accept)
         if not done:
             road.listener.say(f"{road.run.path}: everything is up to date")
     return road
+
+
+def _has_trained(road: Road) -> bool:
+    """Whether a model lies in the run, of which its recipe must go on to tell."""
+    return any((road.run.checkpoints(stage) / "last").exists() for stage in _TRAINING)
 
 
 def _chosen(recipe: Recipe, until: str | None, start: str | None) -> list[RoadStage]:

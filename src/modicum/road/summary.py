@@ -3,21 +3,23 @@
 import json
 
 from modicum.road.context import Road
-from modicum.road.measure import RESULTS
+from modicum.road.measure import RESULTS, is_of_these_models
 
 
 def summary(road: Road) -> str:
     """Bits per byte before and after, accuracy beside chance, samples, and the paths; empty before there are any."""
     path = road.folder("evaluate") / RESULTS
     lines = []
-    if path.exists():
+    if path.exists() and not is_of_these_models(road):
+        lines.append("what was measured is an earlier model; `modicum run RECIPE` measures this one")
+    elif path.exists():
         results = json.loads(path.read_text("utf-8"))
         lines += _bits(results["heldout"]) + _choices(results["choices"])
         lines += [f"{name}: not measured: {reason}" for name, reason in results.get("not_measured", {}).items()]
         lines += _samples(results["samples"])
     for name, stage in (("chat model", "sft"), ("base model", "pretrain")):
         last = road.run.checkpoints(stage) / "last"
-        if last.exists():
+        if last.exists() and (stage != "sft" or road.recipe.sft is not None):
             lines.append(f"{name + ':':12} {last}")
     page = road.folder("report") / "index.html"
     if page.exists():

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from modicum.store.atomic import write_json
+from modicum.store.atomic import write_bytes, write_json
 
 
 @dataclass(frozen=True)
@@ -56,19 +56,32 @@ class Stage:
     def record(
         self, inputs: Mapping[str, str], *, code_version: str, seed: int, device: Callable[[], str]
     ) -> Iterator[None]:
-        """Run the stage's work inside this block; the manifest is written when it ends well, and not otherwise.
+        """Run the stage's work inside this block; the manifest is written when it ends well. When it does not, none is
+        left, but for the former one where the work was refused before it changed anything.
 
         device: asked when the work is done, for only then it is known.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        (self.path / "manifest.json").unlink(missing_ok=True)
+        path = self.path / "manifest.json"
+        former = path.read_bytes() if path.exists() else None
+        path.unlink(missing_ok=True)
+        before = self._files() if former else {}
         start = time.monotonic()
-        yield
+        try:
+            yield
+        except BaseException:
+            if former and self._files() == before:
+                write_bytes(path, former)
+            raise
         wall = round(time.monotonic() - start, 3)
         manifest = StageManifest(
             self.name, dict(inputs), code_version, seed, device(), wall, peak_memory_bytes() // 10**6
         )
-        write_json(self.path / "manifest.json", asdict(manifest))
+        write_json(path, asdict(manifest))
+
+    def _files(self) -> dict[Path, tuple[int, int]]:
+        """Size and time of all that lies in the folder, by which a change would show."""
+        return {path: ((status := path.lstat()).st_size, status.st_mtime_ns) for path in self.path.rglob("*")}
 
 
 def peak_memory_bytes(process: int | None = None) -> int:

@@ -177,9 +177,12 @@ class Run:
         with torch.random.fork_rng(devices):  # how often one evaluates must not change what is learnt
             loss, targets = self.loss.mean(heldout(), self.ranks)
         reshard(self.loss)
+        if self.best is not None and self.best.get("targets", targets) != targets:
+            self.say(f"held-out text of {targets:,} tokens now (evaluate_tokens), so the best is looked for anew")
+            self.best = None
         better = isfinite(loss) and (self.best is None or loss < self.best["loss"])
         if better:
-            self.best = {"step": self.step, "loss": loss}
+            self.best = {"step": self.step, "loss": loss, "targets": targets}
         self.metrics.write(
             "heldout",
             self.step,

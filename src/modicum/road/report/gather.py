@@ -1,7 +1,7 @@
 """Every figure of a run, read from what its stages left behind: the content of report.json, and of the page."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,14 +31,17 @@ def gather(run: RunDirectory, recipe: Recipe, *, code_version: str) -> dict[str,
     """The figures as plain data. What a run has not (no sft, questions, plan) is None or left out, never invented."""
     results = _json(run.path / "evaluate" / "results.json") or {}
     heldout, choices = results.get("heldout") or None, results.get("choices") or None
-    training = {stage: figures for stage in TRAINING if (figures := training_figures(run, stage)) is not None}
+    # a run may hold an sft that its recipe has no more
+    stages = [stage for stage in STAGES if stage != "sft" or recipe.sft is not None]
+    learnt = [stage for stage in TRAINING if stage in stages]
+    training = {stage: figures for stage in learnt if (figures := training_figures(run, stage)) is not None}
     bits = {model: result["total"]["bits_per_byte"] for model, result in (heldout or {}).items()}
     return {
         "name": recipe.name,
         "code_version": code_version,
         "written": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "machine": describe_machine().line(),
-        "model": _model(run),
+        "model": _model(run, learnt),
         "headline": {"bits_per_byte": bits, "choices": choices},
         "training": training,
         "heldout": heldout,
@@ -48,8 +51,8 @@ def gather(run: RunDirectory, recipe: Recipe, *, code_version: str) -> dict[str,
         "samples": results.get("samples", []),
         "corpus": _json(run.path / "corpus" / "text" / "report.json"),
         "plan": _json(run.path / "plan.json"),
-        "measured": measured(run, training),
-        "stages": [asdict(manifest) for stage in STAGES if (manifest := run.stage(stage).manifest()) is not None],
+        "measured": measured(run, stages, training),
+        "stages": [asdict(manifest) for stage in stages if (manifest := run.stage(stage).manifest()) is not None],
         "recipe": recipe.model_dump(mode="json"),
     }
 
@@ -61,7 +64,9 @@ def training_figures(run: RunDirectory, stage: str) -> dict[str, Any] | None:
     train = [record for record in records if record["kind"] == "train"]
     if state is None or not train:
         return None
-    heldout = [record for record in records if record["kind"] == "heldout" and record["loss"] is not None]
+    measured = [record for record in records if record["kind"] == "heldout" and record["loss"] is not None]
+    # what was measured over as much text as the last one: losses over other text are no part of one curve
+    heldout = [record for record in measured if record["targets"] == measured[-1]["targets"]]
     # the first update may hold the time of compiling, and would be the one low point of the curve of speed
     steady = [record for record in train if record["step"] > 1] or train
     return {
@@ -85,9 +90,9 @@ def training_figures(run: RunDirectory, stage: str) -> dict[str, Any] | None:
     }
 
 
-def measured(run: RunDirectory, training: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+def measured(run: RunDirectory, stages: Sequence[str], training: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """What the stages took: seconds (of training over all attempts, else of the last one), peak memory in bytes."""
-    manifests = {stage: run.stage(stage).manifest() for stage in STAGES}
+    manifests = {stage: run.stage(stage).manifest() for stage in stages}
     done = {stage: manifest for stage, manifest in manifests.items() if manifest is not None}
     seconds = {
         stage: training[stage]["seconds"] if stage in training else manifest.wall_seconds
@@ -97,14 +102,14 @@ def measured(run: RunDirectory, training: Mapping[str, Any]) -> dict[str, dict[s
     if seconds:
         seconds["whole run"] = sum(seconds.values())
         on_device = any(figures["chosen"]["device"] == "cuda" for figures in training.values())
-        whole = max(manifest.peak_memory_mb for manifest in done.values()) * 10**6
-        memory["whole run"] = max(memory.values()) if on_device else float(whole)
+        ours = [float(manifest.peak_memory_mb * 10**6) for manifest in done.values() if not on_device]
+        memory["whole run"] = max([*memory.values(), *ours])
     return {"seconds": seconds, "peak_memory_bytes": memory}
 
 
-def _model(run: RunDirectory) -> dict[str, Any] | None:
+def _model(run: RunDirectory, stages: Sequence[str]) -> dict[str, Any] | None:
     """Sizes of the newest checkpoint's model, and its parameters by part."""
-    for stage in reversed(TRAINING):
+    for stage in reversed(stages):
         plain = _json(run.checkpoints(stage) / "last" / "config.json")
         if plain is not None:
             config = ModelConfig.from_hf(plain)
