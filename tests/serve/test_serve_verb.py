@@ -20,6 +20,7 @@ from processes import free_port, start_process, wait_until_ready
 from modicum.generate import Engine
 from modicum.generate.decoding import Decoding
 from modicum.serve import Limits, Served, ServerSettings, Service, model_name, serve
+from modicum.serve import server as serve_server
 from modicum.store import UserError
 
 
@@ -140,6 +141,11 @@ def test_prompts_are_logged_when_that_is_asked_for(start, caplog):
 def test_a_setting_that_cannot_be_is_the_users_to_mend(checkpoint, settings, word):
     with pytest.raises(UserError, match=word):
         serve(checkpoint, ServerSettings(**settings))
+
+
+def test_keys_are_the_lines_of_their_file_whatever_program_wrote_it(tmp_path):
+    (tmp_path / "keys").write_text("\ufeffone\r\n\n two \n", "utf-8")
+    assert serve_server._keys(tmp_path / "keys") == ["one", "two"]
 
 
 def test_an_engine_that_dies_ends_the_process_with_its_fault_in_the_log(checkpoint, monkeypatch, caplog):

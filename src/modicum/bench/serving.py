@@ -121,6 +121,8 @@ def bench_serving(
     config, threads, tokenizer = loaded.config, usable_cores(), loaded.tokenizer
     ids = [number for number in range(tokenizer.vocab_size) if number not in tokenizer.special_ids]
     kind = gguf or nearest_type(loaded)
+    # of a slot, and a little more: a model with many more positions would keep them for nothing
+    context = min(config.max_position_embeddings, max(mix.prompt) + max(mix.answer) + 32)
     rows: list[ServeRow] = []
     with tempfile.TemporaryDirectory(prefix="modicum-") as place:
         file = gguf_of(loaded, kind, Path(place)) if llama else None
@@ -129,9 +131,11 @@ def bench_serving(
             asked = draw_requests(count, mix, ids, start=tokenizer.bos_id, seed=seed, rate=load.rate)
             short = Mix(mix.prompt, (min(_WARM_TOKENS, *mix.answer),))
             warm = draw_requests(slots, short, ids, start=tokenizer.bos_id, seed=seed + 1)
-            commands: dict[tuple[str, str], list[str]] = {("modicum", _stored(loaded)): _ours(checkpoint, slots, count)}
+            commands: dict[tuple[str, str], list[str]] = {
+                ("modicum", _stored(loaded)): _ours(checkpoint, slots, context, count)
+            }
             if file is not None:
-                theirs = _theirs(file, slots, config.max_position_embeddings, threads, load)
+                theirs = _theirs(file, slots, context, threads, load)
                 commands["llama.cpp", kind] = [*theirs, "-1"]
                 if plain_attention:
                     commands["llama.cpp", f"{kind} plain attention"] = [*theirs, "0"]
@@ -174,9 +178,9 @@ def _stored(checkpoint: Checkpoint) -> str:
     return str(checkpoint.tensors["model.embed_tokens.weight"].dtype).removeprefix("torch.")
 
 
-def _ours(checkpoint: Path, slots: int, count: int) -> list[str]:
+def _ours(checkpoint: Path, slots: int, context: int, count: int) -> list[str]:
     serve = [sys.executable, "-m", "modicum", "serve", str(checkpoint)]
-    return [*serve, "--port", "0", "--slots", str(slots), "--max-queue", str(count)]
+    return [*serve, "--port", "0", "--slots", str(slots), "--context", str(context), "--max-queue", str(count)]
 
 
 def _theirs(file: Path, slots: int, context: int, threads: int, load: Load) -> list[str]:

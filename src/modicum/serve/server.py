@@ -176,7 +176,7 @@ def _keys(file: Path | None) -> list[str]:
         key = os.environ.get(KEY_VARIABLE, "").strip()
         return [key] if key else []
     try:
-        keys = [line.strip() for line in file.read_text("utf-8").splitlines() if line.strip()]
+        keys = [line.strip() for line in file.read_text("utf-8-sig").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"--api-key-file {file}: cannot be read ({error})") from None
     if not keys:
