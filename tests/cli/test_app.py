@@ -25,7 +25,9 @@ def modicum(*arguments):
         (OSError(errno.ENOSPC, "No space left on device", "/full/file"), 2),
         (OSError(errno.EIO, "Input/output error", "/broken"), 1),
         (RuntimeError("a bug"), 1),
-        (BrokenPipeError(), 0),
+        (NotADirectoryError(errno.ENOTDIR, "Not a directory", "file/out"), 2),
+        (FileExistsError(errno.EEXIST, "File exists", "out"), 2),
+        (BrokenPipeError(), 141),
     ],
 )
 def test_each_way_to_fail_has_its_exit_status(fault, status, capsys):
@@ -34,6 +36,22 @@ def test_each_way_to_fail_has_its_exit_status(fault, status, capsys):
 
     assert cli._status(work) == status
     assert ("fault of modicum" in capsys.readouterr().err) == (status == 1)
+
+
+@pytest.mark.parametrize("how", ["print('x' * 9)", "sys.stdout.write('x')", "PipedConsole().print('x')"])
+def test_a_reader_that_has_gone_ends_the_work_as_unfinished_and_without_a_word(how, tmp_path):
+    """Also where the line is only written as the process winds up."""
+    code = (
+        "import sys, time; from modicum.cli import app as cli; from modicum.cli.console import PipedConsole\n"
+        f"def work():\n    time.sleep(1)\n    {how}\n"
+        "sys.exit(cli._status(work))"
+    )
+    command = f'{sys.executable} -c "$CODE" 2>{tmp_path / "errors"} | true; echo ${{PIPESTATUS[0]}}'
+    done = subprocess.run(
+        ["bash", "-c", command], env={**os.environ, "CODE": code}, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "141\n"
+    assert (tmp_path / "errors").read_text() == ""
 
 
 def test_every_line_of_a_user_error_is_told(capsys):

@@ -275,6 +275,13 @@ def test_the_report_warns_of_a_source_that_is_wholly_held_out(write_lines, prepa
     assert [warning.split(":")[0] for warning in report.warnings] == [f"source {name}" for name in held]
 
 
+def test_the_report_warns_where_near_copies_may_stand_on_both_sides(write_lines, prepare, prose):
+    path = write_lines("a.jsonl", [prose(k) for k in range(200)])
+    filters = FilterOverrides(near_duplicates=False)
+    _, report = prepare(SourceSettings(name="a", path=path, filters=filters))
+    assert ["near_duplicates is off" in warning for warning in report.warnings] == [True]
+
+
 def test_files_that_are_not_read_change_nothing_and_are_counted(write_lines, prepare, prose, tmp_path):
     folder = write_lines("in/a.jsonl", [prose(k) for k in range(9)]).parent
     (folder / ".DS_Store").write_text("hidden files are nothing to speak of")

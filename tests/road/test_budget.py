@@ -136,6 +136,12 @@ def test_without_a_measurement_nothing_is_said_of_hours():
     assert "not known" in time_changes(10.0, config_of("nano"), [WORK], {"pretrain": None}, {})[0]
 
 
+def test_a_stage_of_unknown_time_is_not_promised_to_keep_within_the_hours():
+    seconds = {"corpus": None, "shards": None, "pretrain": 60.0}
+    (change,) = time_changes(3600.0, config_of("nano"), [WORK], seconds, {})
+    assert "nothing is known here of the time of corpus, shards" in change
+
+
 def memory_of(state, working):
     return Memory("pretrain", 0, state, 0, 0, 0, working, measured=False)
 

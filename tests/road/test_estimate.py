@@ -5,9 +5,13 @@ import json
 import random
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import zstandard
 
 from modicum.recipe import SourceSettings
+from modicum.road import estimate
 from modicum.road.estimate import bytes_per_token, source_text, talk
 
 SMALL = Path(__file__).parents[2] / "data" / "small"
@@ -43,6 +47,40 @@ def test_one_large_file_is_estimated_from_its_size(tmp_path):
     path.write_text(words(20_000, 0))
     size = source_text(SourceSettings(name="one", path=path), read_bytes=1000)
     assert (size.bytes, size.exact) == (path.stat().st_size, False)
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet"])
+def test_what_stands_beside_the_text_in_a_record_is_no_text_beyond_the_sample_either(tmp_path, suffix):
+    rows = [{"text": words(40, number), "notes": words(120, -number)} for number in range(1, 1000)]
+    lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    path = tmp_path / f"one{suffix}"
+    if suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=100)
+    else:
+        pack = {".jsonl": bytes, ".jsonl.gz": gzip.compress, ".jsonl.zst": zstandard.compress}[suffix]
+        path.write_bytes(pack(lines))
+    source = SourceSettings(name="one", path=path)
+    whole, part = source_text(source), source_text(source, read_bytes=90_000)
+    assert (whole.exact, part.exact) == (True, False)
+    assert part.bytes == pytest.approx(whole.bytes, rel=0.1)
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_conversations_beyond_the_sample_are_counted_by_what_those_in_it_take(tmp_path, monkeypatch, pack):
+    talks = [
+        [{"role": "user", "content": words(9, n)}, {"role": "assistant", "content": words(30, -n)}] for n in range(3000)
+    ]
+    paths = [tmp_path / f"{number}.jsonl{'.gz' if pack is gzip.compress else ''}" for number in (0, 1)]
+    for number, path in enumerate(paths):
+        lines = [json.dumps({"messages": talk, "notes": "x" * 500}) for talk in talks[number::2]]
+        path.write_bytes(pack("\n".join(lines).encode()))
+    how = {"vocab_size": 4096, "sequence_length": 128, "heldout_fraction": 0.1}
+    whole = talk(paths, **how)
+    monkeypatch.setattr(estimate, "_READ_CONVERSATIONS", 1800)
+    part = talk(paths, **how)
+    assert (whole.exact, part.exact) == (True, False)
+    for name in ("conversations", "tokens", "rows"):
+        assert getattr(part, name) == pytest.approx(getattr(whole, name), rel=0.1)
 
 
 def test_the_text_of_a_hub_data_set_is_not_known():

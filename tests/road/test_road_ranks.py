@@ -9,9 +9,10 @@ import pytest
 
 from modicum.checkpoint import load_checkpoint
 from modicum.recipe import load_recipe
-from modicum.road.training import check_ranks
+from modicum.road.plan import plan
+from modicum.road.start import check_ranks
 from modicum.store import UserError
-from modicum.train import Ranks, read_metrics
+from modicum.train import read_metrics
 
 
 def torchrun(count, *arguments):
@@ -32,10 +33,12 @@ def torchrun(count, *arguments):
 
 def test_a_batch_that_ranks_cannot_share_is_refused_for_every_stage_at_once(tiny):
     recipe = load_recipe(tiny())
-    check_ranks(recipe, Ranks(0, 4))
+    check_ranks(recipe, 4)
     with pytest.raises(UserError) as told:
-        check_ranks(recipe, Ranks(0, 3))
+        check_ranks(recipe, 3)
     assert [line.split(":")[0] for line in str(told.value).splitlines()] == ["pretrain.batch_size", "sft.batch_size"]
+    with pytest.raises(UserError, match="cannot be shared evenly by 3 ranks"):
+        plan(recipe, measure=False, chip="h100", gpus=3)
 
 
 @pytest.mark.slow

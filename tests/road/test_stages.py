@@ -1,10 +1,13 @@
 import json
 import os
 import shutil
+import time
+from types import SimpleNamespace
 
 import pytest
 
 from modicum.checkpoint import load_checkpoint
+from modicum.doctor.examine import tokenizer_of
 from modicum.evaluate.texts import judging_texts
 from modicum.recipe import load_recipe
 from modicum.road.context import Road
@@ -79,6 +82,8 @@ def test_another_chat_template_tunes_anew_and_leaves_the_base_model(tiny, tmp_pa
     road, _ = walk(path, until="sft")
     before = {stage: hash_file(road.run.checkpoints(stage) / "last" / "manifest.json") for stage in ("pretrain", "sft")}
     (tmp_path / "own.jinja").write_text(CYBERSLM_TEMPLATE)
+    looked_at = tokenizer_of(load_recipe(path, ["chat.template=own.jinja"]))
+    assert looked_at.chat_template == CYBERSLM_TEMPLATE, "the doctor looks at what the next run will have"
     _, notes = walk(path, "chat.template=own.jinja", until="shards")
     assert notes.stages == ["tokenizer"], "no id of a text depends on the template"
     with pytest.raises(UserError, match="template: was"):
@@ -88,6 +93,20 @@ def test_another_chat_template_tunes_anew_and_leaves_the_base_model(tiny, tmp_pa
     tuned = road.run.checkpoints("sft") / "last"
     assert hash_file(tuned / "manifest.json") != before["sft"]
     assert load_checkpoint(tuned).tokenizer.chat_template == CYBERSLM_TEMPLATE
+
+
+def test_tuning_goes_on_tomorrow_where_the_template_tells_the_date(tiny, tmp_path, monkeypatch):
+    turn = "{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
+    (tmp_path / "dated.jinja").write_text(
+        "{{ strftime_now('%d %b %Y') + '\n' }}{% for m in messages %}" + turn + "{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    )
+    path, dated = tiny(evaluate={"items": []}), "chat.template=dated.jinja"
+    walk(path, dated, "sft.epochs=1", until="sft")
+    monkeypatch.setattr("modicum.tokenizer.chat.time", SimpleNamespace(time=lambda: time.time() + 9 * 86_400))
+    road, notes = walk(path, dated, "sft.epochs=3", until="sft")
+    assert any("going on after update" in line for line in notes.lines)
+    assert "began.json" in {file.name for file in road.folder("sft").iterdir()}
 
 
 def test_changed_text_is_prepared_anew_and_old_weights_are_not_mixed_with_it(tiny, tmp_path):

@@ -105,11 +105,14 @@ def test_a_device_that_is_not_there_is_refused(monkeypatch):
         chosen(Wishes(device="cuda"))
 
 
-def test_a_run_begun_on_a_gpu_goes_on_without_one(monkeypatch):
+@pytest.mark.parametrize(("flags", "dtype"), [("avx2", "float32"), ("avx512_bf16", "bfloat16")])
+def test_a_run_begun_on_a_gpu_goes_on_without_one(monkeypatch, cpuinfo, flags, dtype):
+    cpuinfo(f"model name : Some CPU\nflags : {flags}")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     said = []
-    assert chosen(Wishes(), earlier={"device": "cuda"}, said=said).device == "cpu"
+    found = chosen(Wishes(), earlier={"device": "cuda", "dtype": "bfloat16"}, said=said)
+    assert (found.device, found.dtype) == ("cpu", dtype)
     assert "device cuda -> cpu" in said[0]
 
 

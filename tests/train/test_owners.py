@@ -1,4 +1,6 @@
+import owner_ranks
 import torch
+import torch.multiprocessing as mp
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,3 +20,8 @@ def test_no_owner_has_more_work_than_the_largest_matrix_above_another(shapes, ra
     work = [sum(cost for cost, owner in zip(costs, owners, strict=True) if owner == rank) for rank in range(ranks)]
     assert sum(work) == sum(costs)
     assert max(work) - min(work) <= max(costs)
+
+
+def test_a_rank_that_owns_nothing_takes_part_in_every_exchange(tmp_path):
+    """Gradients to the owners, a number a row and the moved rows back, each as it was sent."""
+    mp.spawn(owner_ranks.go, args=(tmp_path / "meeting",), nprocs=owner_ranks.WORLD)

@@ -9,7 +9,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Annotated, Any
 
@@ -18,9 +18,12 @@ import typer
 from modicum import __version__
 from modicum.store import UserError
 
-OURS, USERS, INTERRUPTED, TERMINATED = 1, 2, 130, 143
+OURS, USERS, INTERRUPTED, UNREAD, TERMINATED = 1, 2, 130, 141, 143
 # What the operating system refuses because of the user's machine, not because of us.
-_MENDABLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.EMFILE}
+_MENDABLE = {
+    errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.EMFILE, errno.ENOTDIR,
+    errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP,
+}  # fmt: skip
 VERBS = (
     "new", "plan", "run", "stages", "generate", "chat", "import_", "export", "quantize", "serve", "doctor", "bench",
     "bench_decode", "bench_serve",
@@ -74,6 +77,7 @@ def _status(call: Callable[[], None]) -> int:
     try:
         with _terminable():
             call()
+        sys.stdout.flush()
     except UserError as error:
         _complain(str(error))
         return USERS
@@ -84,7 +88,7 @@ def _status(call: Callable[[], None]) -> int:
         _complain("by SIGTERM", "stopped")
         return TERMINATED
     except BrokenPipeError:
-        return 0  # the reader of our output has seen enough (`modicum ... | head`)
+        return _unread()
     except OSError as error:
         if error.errno not in _MENDABLE:
             return _our_fault()
@@ -121,6 +125,16 @@ def _terminable() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, former)
+
+
+def _unread() -> int:
+    """The reader of our output has gone (`modicum ... | head`), perhaps before the work was done: as by SIGPIPE."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # where it is no file
+            os.dup2(nowhere, stream.fileno())  # or winding up would complain of what is still to be written
+    os.close(nowhere)
+    return UNREAD
 
 
 def _our_fault() -> int:

@@ -1,8 +1,8 @@
 """How a finding of the doctor's looks on a terminal, and a conversation with what is supervised in it."""
 
-from rich.console import Console
 from rich.text import Text
 
+from modicum.cli.console import PipedConsole
 from modicum.doctor.chat import MarkedConversation
 from modicum.doctor.finding import Finding
 
@@ -11,7 +11,7 @@ _STYLES = {"ok": "green", "failed": "bold red", "told": "cyan"}
 
 def printed(item: Finding | MarkedConversation) -> None:
     """Print one item on standard output; nothing in it is taken for markup."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = PipedConsole()
     console.print(finding_line(item) if isinstance(item, Finding) else marked_text(item))
 
 

@@ -5,8 +5,9 @@ import time
 from types import TracebackType
 from typing import Self
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from modicum.cli.console import PipedConsole
 
 _SECONDS_BETWEEN_LINES = 20.0
 
@@ -15,7 +16,7 @@ class TerminalListener:
     """Lines and one bar on standard error; standard output stays free for what a verb prints."""
 
     def __init__(self) -> None:
-        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._console = PipedConsole(stderr=True)
         self._bar: Progress | None = None
         self._task: TaskID | None = None
         self._started: tuple[int, float] | None = None

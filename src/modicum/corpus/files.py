@@ -8,6 +8,7 @@ import io
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -32,14 +33,7 @@ def open_stream(path: Path) -> Iterator[BinaryIO]:
     """The file's unpacked bytes. Raises UserError when it cannot be opened, or (while reading) when it is damaged."""
     try:
         with path.open("rb") as raw:
-            suffix = path.suffix.lower()
-            if suffix == ".gz":
-                with gzip.GzipFile(fileobj=raw) as unpacked:
-                    yield unpacked  # type: ignore[misc]
-            elif suffix == ".zst":
-                yield io.BufferedReader(_ZstdStream(raw))
-            else:
-                yield raw
+            yield _unpacked(raw, path)
     except (gzip.BadGzipFile, zlib.error, zstandard.ZstdError) as error:
         raise UserError(f"{path}: damaged, or not packed as its name says ({error}); make the file again") from None
     except EOFError:
@@ -50,6 +44,22 @@ def open_stream(path: Path) -> Iterator[BinaryIO]:
         raise UserError(f"{path}: a folder; name a file in it") from None
     except PermissionError:
         raise UserError(f"{path}: not readable by this user; change its permissions") from None
+
+
+def _unpacked(raw: BinaryIO, path: Path) -> BinaryIO:
+    suffix = path.suffix.lower()
+    if suffix == ".gz":
+        return gzip.GzipFile(fileobj=raw)  # type: ignore[return-value]
+    return io.BufferedReader(_ZstdStream(raw)) if suffix == ".zst" else raw
+
+
+def bytes_of_lines(path: Path, lines: int) -> int:
+    """About how many bytes on the disk the file's first `lines` lines take; blank ones do not count."""
+    with path.open("rb") as raw:
+        written = (line for line in _unpacked(raw, path) if not line.isspace())
+        for _ in islice(written, lines):
+            pass
+        return raw.tell()
 
 
 class _ZstdStream(io.RawIOBase):

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from modicum.corpus.inputs import SourceFiles, find_files
+from modicum.corpus.outcomes import filters_of
 from modicum.corpus.report import CorpusReport, source_report, warnings_of
 from modicum.recipe import CorpusSettings
 from modicum.store import UserError, atomic_directory, write_json, write_manifest
@@ -56,7 +57,8 @@ def finish_corpus(settings: CorpusSettings, inputs: Sequence[SourceFiles], work:
     Raises UserError when no document stays.
     """
     sources = sorted((source_report(work, files) for files in inputs), key=lambda source: source.name)
-    report = CorpusReport(sources, warnings_of(sources, settings.heldout_fraction), 0.0)
+    unlike = {files.source.name for files in inputs if filters_of(settings, files.source).near_duplicates}
+    report = CorpusReport(sources, warnings_of(sources, settings.heldout_fraction, unlike), 0.0)
     _check_kept(report)
     shutil.rmtree(work)
     write_json(out / "report.json", report.to_json())

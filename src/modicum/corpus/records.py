@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from modicum.corpus.files import RECORD_LIMIT, kind, plain_suffix, read_json_lines, read_whole
+from modicum.corpus.files import RECORD_LIMIT, bytes_of_lines, kind, plain_suffix, read_json_lines, read_whole
 from modicum.recipe import SourceSettings
 from modicum.store import UserError
 
@@ -36,6 +36,18 @@ def read_file(source: SourceSettings, root: Path, name: str) -> Iterator[Record]
             yield _record(source, record, f"{place}#{number}", f"{path}: row {number}")
     else:
         yield Record(place, place, read_whole(path), source.name, None)
+
+
+def bytes_until(path: Path, records: int) -> int:
+    """About how many bytes of the file, as it lies on the disk, its first records take: to know what the rest holds."""
+    suffix, size = plain_suffix(path), path.stat().st_size
+    if suffix == ".jsonl":
+        return bytes_of_lines(path, records)
+    if suffix == ".parquet":
+        import pyarrow.parquet as pq
+
+        return round(size * records / max(records, pq.read_metadata(path).num_rows))
+    return size
 
 
 def read_hub(source: SourceSettings) -> Iterator[Record]:

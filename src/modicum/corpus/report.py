@@ -1,6 +1,7 @@
 """What became of the documents, source by source."""
 
 import json
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -86,8 +87,8 @@ def source_report(work: Path, files: SourceFiles) -> SourceReport:
     )
 
 
-def warnings_of(sources: list[SourceReport], heldout_fraction: float) -> list[str]:
-    """What the user should know though it is no error."""
+def warnings_of(sources: list[SourceReport], heldout_fraction: float, unlike: Collection[str]) -> list[str]:
+    """What the user should know though it is no error. unlike: the sources in which near duplicates are dropped."""
     found = []
     for source in sources:
         if source.documents_in and not source.documents_kept + source.documents_heldout:
@@ -95,6 +96,11 @@ def warnings_of(sources: list[SourceReport], heldout_fraction: float) -> list[st
             found.append(f"source {source.name}: every document was dropped ({reasons})")
         if source.documents_heldout and not source.documents_kept:
             found.append(f"source {source.name}: all of it is held out and none of it trained on; add text to it")
+        if source.documents_heldout and source.name not in unlike:
+            found.append(
+                f"source {source.name}: near_duplicates is off, so what is held out may have near copies in what is "
+                "trained on, and the figures on held-out text flatter"
+            )
     heldout = sum(source.bytes_heldout for source in sources)
     share = heldout / max(1, heldout + sum(source.bytes_kept for source in sources))
     if share > TOO_MUCH_HELDOUT * heldout_fraction:

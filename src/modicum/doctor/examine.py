@@ -129,7 +129,8 @@ def tokenizer_of(recipe: Recipe) -> Tokenizer | None:
     made = recipe.run_folder / "tokenizer" / "files"
     template = template_text(recipe.chat.template) if recipe.chat.template else None
     if made.is_dir():
-        return load_tokenizer(made, missing="keep")
+        tokenizer = load_tokenizer(made, missing="keep")  # the next run gives it the recipe's template
+        return tokenizer if template is None else tokenizer.with_template(template)
     if recipe.model.checkpoint is not None:
         return load_tokenizer(recipe.model.checkpoint, template=template, missing="keep")
     if recipe.tokenizer.path is not None:

@@ -148,13 +148,15 @@ def time_changes(
     smaller: Mapping[str, ModelConfig],
 ) -> list[str]:
     """What shortens a run to `budget` seconds: fewer updates of pretraining, or a smaller model; nothing where it keeps
-    within. Stages whose time is not known count as nothing."""
+    within. Stages whose time is not known count as nothing, and are named."""
     known = {stage: seconds for stage, seconds in stage_seconds.items() if seconds is not None}
     total, pretrain = sum(known.values()), known.get("pretrain")
     if pretrain is None:
         return ["the time of this run is not known here, so nothing can be said of the hours"]
+    unknown = [stage for stage in stage_seconds if stage not in known]
     if total <= budget:
-        return []
+        beside = f"the rest takes about {duration(total)}, within {duration(budget)}"
+        return [f"nothing is known here of the time of {', '.join(unknown)}; {beside}"] if unknown else []
     needs = f"the run takes about {duration(total)}, more than {duration(budget)}"
     work = works[0]
     left = budget - (total - pretrain)

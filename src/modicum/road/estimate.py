@@ -3,16 +3,15 @@
 Where a run has shards already, their index is exact and these estimates are not asked.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from math import log2
 from pathlib import Path
 
-from modicum.corpus import Conversation, read_conversations
-from modicum.corpus.files import plain_suffix
+from modicum.corpus import read_conversations
 from modicum.corpus.inputs import find_files
-from modicum.corpus.records import read_file
+from modicum.corpus.records import bytes_until, read_file
 from modicum.recipe import SourceSettings
 from modicum.tune.packing import Packing
 
@@ -32,7 +31,6 @@ _BYTES_PER_TOKEN = {
 _TALK, _MARKERS = 0.9, 5
 _READ_BYTES = 48 * 2**20  # of text, per source; what is beyond is extrapolated from file sizes
 _READ_CONVERSATIONS = 50_000
-_UNPACKED = 3.0  # bytes of text in a byte of a .gz, .zst or .parquet file, when none could be read to the end
 
 
 @dataclass(frozen=True)
@@ -61,16 +59,12 @@ def source_text(source: SourceSettings, *, read_bytes: int = _READ_BYTES) -> Tex
         return TextSize(None, False)
     text = packed = 0
     for name, size in zip(files.names, files.sizes, strict=True):
-        before = text
-        for record in read_file(source, files.root, name):
+        for number, record in enumerate(read_file(source, files.root, name), 1):
             text += len(record.text.encode("utf-8", "replace"))
             if text > read_bytes:
-                break
-        else:
-            packed += size
-            continue
-        ratio = before / packed if packed else _ratio(files.root / name)
-        return TextSize(max(text, round(before + ratio * (sum(files.sizes) - packed))), False)
+                packed += bytes_until(files.root / name, number)
+                return TextSize(round(text * max(1.0, sum(files.sizes) / packed)), False)
+        packed += size
     return TextSize(text, True)
 
 
@@ -86,24 +80,20 @@ class Talk:
 
 def talk(paths: Sequence[Path], *, vocab_size: int, sequence_length: int, heldout_fraction: float) -> Talk:
     """The conversations of some files, their tokens estimated; many are extrapolated from the first ones."""
-    lengths = []
+    lengths: list[int] = []
     rate = _TALK * bytes_per_token(vocab_size)
-    for conversation in islice(_all(paths), _READ_CONVERSATIONS):
-        size = sum(len(message["content"].encode("utf-8", "replace")) for message in conversation.messages)
-        lengths.append(round(size / rate) + _MARKERS * len(conversation.messages))
-    exact = len(lengths) < _READ_CONVERSATIONS
-    total_bytes = sum(path.stat().st_size * _ratio(path) for path in paths)
-    scale = 1.0 if exact else max(1.0, total_bytes / max(1.0, sum(lengths) * rate))
+    packed, exact = 0, True
+    for path in paths:
+        before = len(lengths)
+        for conversation in islice(read_conversations(path), _READ_CONVERSATIONS - before):
+            size = sum(len(message["content"].encode("utf-8", "replace")) for message in conversation.messages)
+            lengths.append(round(size / rate) + _MARKERS * len(conversation.messages))
+        exact = len(lengths) < _READ_CONVERSATIONS
+        packed += path.stat().st_size if exact else bytes_until(path, len(lengths) - before)
+        if not exact:
+            break
+    scale = 1.0 if exact else max(1.0, sum(path.stat().st_size for path in paths) / packed)
     kept = [min(length, sequence_length + 1) for length in lengths]
     scale *= 1 - heldout_fraction
     rows = Packing(kept, sequence_length + 1).rows
     return Talk(round(len(kept) * scale), round(sum(kept) * scale), max(1, round(rows * scale)), exact)
-
-
-def _all(paths: Iterable[Path]) -> Iterator[Conversation]:
-    for path in paths:
-        yield from read_conversations(path)
-
-
-def _ratio(path: Path) -> float:
-    return _UNPACKED if path.suffix.lower() in (".gz", ".zst") or plain_suffix(path) == ".parquet" else 1.0

@@ -22,7 +22,7 @@ from modicum.road.machine import (
 )
 from modicum.road.memory import Memory, expected_memory, rows_to_try, whole_in_update
 from modicum.road.sizes import OPTIMAL_TOKENS_PER_PARAMETER
-from modicum.road.start import check_start, model_config
+from modicum.road.start import check_ranks, check_start, model_config
 from modicum.road.text import Text, text_of
 from modicum.road.timing import StagePlan, stage_plans
 from modicum.road.trial import Trial, try_updates
@@ -107,6 +107,7 @@ def plan(
     chip is named, and then nothing is tried here. And for files that cannot be read, as the run would.
     """
     check_start(recipe)
+    check_ranks(recipe, gpus if chip is not None else ranks)
     text = text_of(recipe)
     config = model_config(recipe, text.vocab_size)
     works = training_works(recipe, config, text, ranks=ranks)

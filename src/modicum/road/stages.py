@@ -12,7 +12,7 @@ from modicum.road import measure, prepare, training
 from modicum.road.context import Listener, Road, Silent
 from modicum.road.planning import keep_plan
 from modicum.road.reporting import make_report, report_inputs
-from modicum.road.start import check_start
+from modicum.road.start import check_ranks, check_start
 from modicum.store import UserError, run_lock, write_text
 from modicum.train import joined
 
@@ -65,7 +65,7 @@ def run(
 
         def begin() -> None:
             check_start(recipe)
-            training.check_ranks(recipe, ranks)
+            check_ranks(recipe, ranks.world_size)
             _chosen(recipe, until, start)
             held.enter_context(run_lock(road.run.path))
             for line in prepare.unread_files(recipe):

@@ -36,6 +36,18 @@ def check_start(recipe: Recipe) -> None:
         raise UserError("\n".join(faults))
 
 
+def check_ranks(recipe: Recipe, world_size: int) -> None:
+    """Raise UserError for a batch that the ranks cannot share evenly, before anything else is done."""
+    faults = [
+        f"{stage}.batch_size: {settings.batch_size} sequences cannot be shared evenly by {world_size} ranks; "
+        "make it a multiple of them"
+        for stage, settings in (("pretrain", recipe.pretrain), ("sft", recipe.sft))
+        if settings is not None and settings.batch_size % world_size
+    ]
+    if faults:
+        raise UserError("\n".join(faults))
+
+
 def starting_checkpoint(recipe: Recipe) -> Checkpoint | None:
     """The checkpoint to begin with, with the recipe's dropout where it sets one; None where there is none."""
     path = recipe.model.checkpoint

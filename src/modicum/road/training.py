@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from math import ceil
@@ -13,14 +14,14 @@ from modicum.checkpoint.save import STATE
 from modicum.corpus import Contamination
 from modicum.data import Batch, Loader, Rows, Shards, WindowRows, eval_windows, open_shards
 from modicum.model import Decoder, ModelConfig
-from modicum.recipe import Recipe, SftSettings, TrainSettings, identity
+from modicum.recipe import SftSettings, TrainSettings, identity
 from modicum.road.context import Road
 from modicum.road.prepare import HELDOUT, TRAIN, corpus_weights, open_tokenizer, shards_folder, texts_to_avoid
 from modicum.road.start import model_identity, starting_checkpoint
 from modicum.store import UserError, hash_file, hash_json, write_json
 from modicum.tokenizer import Tokenizer
 from modicum.tokenizer.load import template_in
-from modicum.train import Intervals, OptimizerSettings, Ranks, Schedule, Wishes, train
+from modicum.train import Intervals, OptimizerSettings, Schedule, Wishes, train
 from modicum.tune import ConversationRows, ConversationSplit, Count, load_conversations, packed_batches
 
 _EPOCHS_THAT_PAY = 4.0
@@ -124,6 +125,8 @@ def sft(road: Road) -> None:
     """Tune the base model on conversations for the recipe's number of epochs."""
     # the run's tokenizer is the base model's, but for a chat template that came after pretraining
     settings, base, tokenizer = _sft_settings(road), load_checkpoint(_base(road)), open_tokenizer(road)
+    if "strftime_now" in (tokenizer.chat_template or ""):
+        tokenizer = tokenizer.at(road.ranks.by_first(lambda: _moment_of_sft(road)))
     split = conversations(road, tokenizer)
     report = split.report
     road.listener.say(
@@ -172,6 +175,15 @@ def sft(road: Road) -> None:
     )
     if road.ranks.is_first:
         write_json(road.folder("sft") / "conversations.json", asdict(report))
+
+
+def _moment_of_sft(road: Road) -> float:
+    """When tuning began, in seconds since the epoch: a template that tells the date writes that one until it ends, or
+    the examples of tomorrow were others."""
+    path = road.folder("sft") / "began.json"
+    if not path.exists():
+        write_json(path, {"seconds_since_epoch": time.time()})
+    return float(json.loads(path.read_text("utf-8"))["seconds_since_epoch"])
 
 
 def conversations(road: Road, tokenizer: Tokenizer) -> ConversationSplit:
@@ -245,18 +257,6 @@ def _common(road: Road, stage: str, settings: TrainSettings, steps: int) -> dict
         "say": road.listener.say,
         "ranks": road.ranks,
     }
-
-
-def check_ranks(recipe: Recipe, ranks: Ranks) -> None:
-    """Raise UserError for a batch that the ranks cannot share evenly, before anything else is done."""
-    faults = [
-        f"{stage}.batch_size: {settings.batch_size} sequences cannot be shared evenly by {ranks.world_size} ranks; "
-        "make it a multiple of them"
-        for stage, settings in (("pretrain", recipe.pretrain), ("sft", recipe.sft))
-        if settings is not None and settings.batch_size % ranks.world_size
-    ]
-    if faults:
-        raise UserError("\n".join(faults))
 
 
 def _loader(road: Road, rows: Rows, settings: TrainSettings) -> Loader:

@@ -6,6 +6,7 @@ served is an exact prefix of the example trained on, and text from a user never 
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -53,6 +54,13 @@ class Renderer:
         self._eats_right = {entry["content"] for entry in entries if entry["rstrip"]}
         self._literals = Literals(self._ids)
         self._encode = encode
+        self._moment: float | None = None
+
+    def at(self, moment: float) -> "Renderer":
+        """The same, for whose template it is always this moment, in seconds since the epoch."""
+        fixed = copy(self)
+        fixed._moment = moment
+        return fixed
 
     def render(
         self,
@@ -76,7 +84,8 @@ class Renderer:
         # A template that cuts thoughts off past answers could not while the name of their mark is hidden from it.
         thoughts = THOUGHT_END in self._ids and THOUGHT_END in template.source
         conversation = Conversation(messages, tools, self._literals, thoughts=thoughts, avoid=template.source)
-        now = time.time()  # once: a clock that a template reads must not move between a prompt and its example
+        # once: a clock that a template reads must not move between a prompt and its example
+        now = time.time() if self._moment is None else self._moment
 
         def write(count: int, prompt: bool, hidden: bool = True) -> RenderedText:
             context = {

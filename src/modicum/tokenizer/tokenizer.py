@@ -1,6 +1,7 @@
 """The tokenizer: text to ids and back, conversations to ids, and the files that other programs read."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,12 @@ class Tokenizer:
     def with_template(self, template: str | None) -> "Tokenizer":
         """The same tokenizer with another chat template, or with none."""
         return self if template == self.chat_template else Tokenizer(self.definition, template, self.roles)
+
+    def at(self, moment: float) -> "Tokenizer":
+        """The same tokenizer, for whose template it is always this moment, in seconds since the epoch."""
+        fixed = copy(self)
+        fixed._renderer = self._renderer.at(moment)
+        return fixed
 
     def encode(self, text: str) -> list[int]:
         """The ids of `text` alone: nothing is put before or after it, and no control token comes out of it.

@@ -80,13 +80,14 @@ def choose(
     micro_batch_size: rows that a rank learns from at once, which is not decided here but kept beside the rest.
 
     earlier: `Choices.plain()` of the run that goes on; those stand where nothing else is asked for, except for threads,
-    which follow the machine. When the machine or
-    a wish forces another choice, `say` is told that the run is no longer the same bit for bit. Raises UserError for a
+    which follow the machine, and the dtype, which follows another kind of device. When the machine or a wish forces
+    another choice, `say` is told that the run is no longer the same bit for bit. Raises UserError for a
     device that is not there.
     """
     before = dict(earlier or {})
     device = _device(wishes.device, before.get("device"))
-    dtype = wishes.dtype if wishes.dtype != "auto" else before.get("dtype")
+    moved = before.get("device", device) != device  # to where bfloat16 may have no hardware
+    dtype = wishes.dtype if wishes.dtype != "auto" else None if moved else before.get("dtype")
     if dtype is None:
         dtype = "bfloat16" if has_fast_bfloat16(device) else "float32"
     compiled = bool(before.get("compile", device != "mps" and flops >= COMPILE_PAYS_FLOPS))

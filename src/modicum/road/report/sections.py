@@ -75,7 +75,7 @@ def _quality_rows(quality: Mapping[str, Any]) -> list[tuple[str, str]]:
         (f"Median of length by the reference’s, {cut}", f"{quality['median_length_ratio']:.2f}"),
         ("Four tokens in a row that the answer had before", words.percent(quality["repeated_4grams"])),
         (f"The same in the references, {cut}", words.percent(quality["repeated_4grams_reference"])),
-        ("Different words of all words, different pairs of all pairs", _distinct(quality)),
+        ("Different tokens of all tokens, different pairs of all pairs", _distinct(quality)),
     ]
 
 
