@@ -28,7 +28,7 @@ def test_what_does_not_fit_here_is_still_planned_for_another_chip(recipe, monkey
     monkeypatch.setattr("modicum.road.fits.memory_limit", lambda: 10**8)
     monkeypatch.setattr(room, "free_disk", lambda _: 1000)
     monkeypatch.setattr(room, "try_updates", lambda *_, **__: pytest.fail("tried what cannot fit"))
-    found = plan(recipe, chip="h100", gpus=8)
+    found = plan(recipe, chip="h100", gpus=4)
     assert found.elsewhere.seconds > 0
     told = [note for note in found.notes if note.startswith("not on this machine: ")]
     assert any("this machine has 100 MB" in note for note in told)

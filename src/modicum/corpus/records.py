@@ -46,7 +46,8 @@ def bytes_until(path: Path, records: int) -> int:
     if suffix == ".parquet":
         import pyarrow.parquet as pq
 
-        return round(size * records / max(records, pq.read_metadata(path).num_rows))
+        rows: int = pq.read_metadata(path).num_rows
+        return round(size * records / max(records, rows))
     return size
 
 
