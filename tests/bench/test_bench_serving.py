@@ -94,6 +94,8 @@ def test_rows_are_medians_of_rounds_and_counts_are_sums(checkpoint, monkeypatch)
 
     monkeypatch.setattr(serving, "take_turns", turns)
     found = bench_serving(checkpoint, loads=[Load(2), Load(rate=3.0)], mix=Mix((30,), (4,)))
+    command = asked[0]["modicum float32"]["command"]
+    assert command[command.index("--context") + 1] == "66", "what the requests need, and a little more"
     first, second = found.rows
     assert (first.tokens_per_s, first.low, first.high) == (20.0, 10.0, 40.0)
     assert (first.requests, first.errors, first.faults) == (15, 3, {"a": 2, "b": 1})

@@ -38,11 +38,11 @@ def test_each_way_to_fail_has_its_exit_status(fault, status, capsys):
     assert ("fault of modicum" in capsys.readouterr().err) == (status == 1)
 
 
-@pytest.mark.parametrize("how", ["print('x' * 9)", "sys.stdout.write('x')", "PipedConsole().print('x')"])
+@pytest.mark.parametrize("how", ["print('x' * 9)", "sys.stdout.write('x')", "PlainConsole().print('x')"])
 def test_a_reader_that_has_gone_ends_the_work_as_unfinished_and_without_a_word(how, tmp_path):
     """Also where the line is only written as the process winds up."""
     code = (
-        "import sys, time; from modicum.cli import app as cli; from modicum.cli.console import PipedConsole\n"
+        "import sys, time; from modicum.cli import app as cli; from modicum.cli.console import PlainConsole\n"
         f"def work():\n    time.sleep(1)\n    {how}\n"
         "sys.exit(cli._status(work))"
     )

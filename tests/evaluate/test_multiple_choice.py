@@ -77,7 +77,7 @@ def test_the_choice_of_a_chat_model_is_the_assistants_content(tokenizer):
     assert tokenizer.decode(scored.ids[: scored.start]).endswith("<|im_end|>\n<|im_start|>assistant\n")
 
 
-@pytest.mark.parametrize("opening", ["<think>\n\n</think>\n\n", "<think></think>", ""])
+@pytest.mark.parametrize("opening", ["<think>\n\n</think>\n\n", "<think></think>", "<think>A final one</think>", ""])
 def test_what_a_template_opens_an_answer_with_is_not_scored_as_the_choice(tokenizer, opening):
     """As Qwen3's, which writes an empty thought before an answer and none into the prompt."""
     turn = (

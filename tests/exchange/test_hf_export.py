@@ -158,7 +158,7 @@ def test_a_card_names_no_licences_of_texts_that_were_perhaps_not_learned(why, ru
         (path / "sft" / "manifest.json").unlink()
     told = texts_of_card(folder, tmp_path / "out")
     assert "books" not in told
-    assert "name their licences here before it is given to others" in told
+    assert "name their licences before it is given to others" in told
 
 
 def test_a_card_says_what_comes_on_top_of_the_corpus(run, tokenizer, tmp_path):
@@ -206,7 +206,7 @@ def test_a_card_tells_nothing_of_a_checkpoint_that_was_not_the_one_evaluated(run
 def test_a_checkpoint_without_a_run_asks_for_the_licences(tokenizer, tmp_path):
     export_hf(gguf_models.save(tokenizer, tmp_path), out=tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text()
-    assert "name their licences here before it is given to others" in card
+    assert "name their licences before it is given to others" in card
     assert "A language model handed on by modicum." in card, "no training lies with it"
 
 

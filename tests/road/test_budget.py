@@ -140,6 +140,8 @@ def test_a_stage_of_unknown_time_is_not_promised_to_keep_within_the_hours():
     seconds = {"corpus": None, "shards": None, "pretrain": 60.0}
     (change,) = time_changes(3600.0, config_of("nano"), [WORK], seconds, {})
     assert "nothing is known here of the time of corpus, shards" in change
+    for change in time_changes(30.0, config_of("nano"), [WORK], seconds, {}):
+        assert "without corpus, shards, whose time is not known here, more than" in change
 
 
 def memory_of(state, working):

@@ -332,7 +332,7 @@ def test_figures_of_an_earlier_model_are_not_told_as_this_ones(tiny):
     assert "chat model:" in summary(road)
     road, _ = walk(path, "pretrain.steps=6", until="pretrain")
     assert "bits per byte" not in summary(road)
-    assert "what was measured is an earlier model" in summary(road)
+    assert "what was measured are earlier models" in summary(road)
     path = tiny(sft=None)
     assert "chat model:" not in summary(walk(path, "pretrain.steps=6", until="pretrain")[0])
     road, _ = walk(path, "pretrain.steps=6")

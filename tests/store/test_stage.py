@@ -43,7 +43,7 @@ def test_work_that_is_refused_leaves_a_finished_stage_finished_unless_it_changed
         raise ValueError("no")
     assert stage.changed_inputs({"settings": "a"}) == []
     with pytest.raises(ValueError, match="no"), stage.record({"settings": "b"}, **HOW):
-        file.write_text("2")
+        file.write_text("22")
         raise ValueError("no")
     assert stage.manifest() is None
 

@@ -77,7 +77,8 @@ def _status(call: Callable[[], None]) -> int:
     try:
         with _terminable():
             call()
-        sys.stdout.flush()
+        if sys.stdout is not None:  # a launcher may have closed it
+            sys.stdout.flush()
     except UserError as error:
         _complain(str(error))
         return USERS
@@ -130,7 +131,7 @@ def _terminable() -> Iterator[None]:
 def _unread() -> int:
     """The reader of our output has gone (`modicum ... | head`), perhaps before the work was done: as by SIGPIPE."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (sys.stdout, sys.stderr):
+    for stream in filter(None, (sys.stdout, sys.stderr)):
         with suppress(OSError, ValueError):  # where it is no file
             os.dup2(nowhere, stream.fileno())  # or winding up would complain of what is still to be written
     os.close(nowhere)
@@ -144,8 +145,9 @@ def _our_fault() -> int:
 
 
 def _complain(text: str, kind: str = "error") -> None:
-    for line in text.splitlines():
-        print(f"{kind}: {line}", file=sys.stderr)
+    with suppress(BrokenPipeError):  # nobody reads it; the status says what there is to say
+        for line in text.splitlines():
+            print(f"{kind}: {line}", file=sys.stderr)
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 from rich.console import Console
 
 
-class PipedConsole(Console):
+class PlainConsole(Console):
     """One whose closed pipe is an error like that of `print`, where rich would end the process with status 1."""
 
     def __init__(self, **how: Any) -> None:

@@ -2,7 +2,7 @@
 
 from rich.text import Text
 
-from modicum.cli.console import PipedConsole
+from modicum.cli.console import PlainConsole
 from modicum.doctor.chat import MarkedConversation
 from modicum.doctor.finding import Finding
 
@@ -11,7 +11,7 @@ _STYLES = {"ok": "green", "failed": "bold red", "told": "cyan"}
 
 def printed(item: Finding | MarkedConversation) -> None:
     """Print one item on standard output; nothing in it is taken for markup."""
-    console = PipedConsole()
+    console = PlainConsole()
     console.print(finding_line(item) if isinstance(item, Finding) else marked_text(item))
 
 

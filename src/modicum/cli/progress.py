@@ -7,7 +7,7 @@ from typing import Self
 
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from modicum.cli.console import PipedConsole
+from modicum.cli.console import PlainConsole
 
 _SECONDS_BETWEEN_LINES = 20.0
 
@@ -16,7 +16,7 @@ class TerminalListener:
     """Lines and one bar on standard error; standard output stays free for what a verb prints."""
 
     def __init__(self) -> None:
-        self._console = PipedConsole(stderr=True)
+        self._console = PlainConsole(stderr=True)
         self._bar: Progress | None = None
         self._task: TaskID | None = None
         self._started: tuple[int, float] | None = None

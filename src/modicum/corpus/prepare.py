@@ -57,8 +57,8 @@ def finish_corpus(settings: CorpusSettings, inputs: Sequence[SourceFiles], work:
     Raises UserError when no document stays.
     """
     sources = sorted((source_report(work, files) for files in inputs), key=lambda source: source.name)
-    unlike = {files.source.name for files in inputs if filters_of(settings, files.source).near_duplicates}
-    report = CorpusReport(sources, warnings_of(sources, settings.heldout_fraction, unlike), 0.0)
+    without_copies = {files.source.name for files in inputs if filters_of(settings, files.source).near_duplicates}
+    report = CorpusReport(sources, warnings_of(sources, settings.heldout_fraction, without_copies), 0.0)
     _check_kept(report)
     shutil.rmtree(work)
     write_json(out / "report.json", report.to_json())

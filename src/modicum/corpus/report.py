@@ -87,8 +87,9 @@ def source_report(work: Path, files: SourceFiles) -> SourceReport:
     )
 
 
-def warnings_of(sources: list[SourceReport], heldout_fraction: float, unlike: Collection[str]) -> list[str]:
-    """What the user should know though it is no error. unlike: the sources in which near duplicates are dropped."""
+def warnings_of(sources: list[SourceReport], heldout_fraction: float, without_copies: Collection[str]) -> list[str]:
+    """What the user should know though it is no error. without_copies: the sources whose near
+    duplicates are dropped."""
     found = []
     for source in sources:
         if source.documents_in and not source.documents_kept + source.documents_heldout:
@@ -96,7 +97,7 @@ def warnings_of(sources: list[SourceReport], heldout_fraction: float, unlike: Co
             found.append(f"source {source.name}: every document was dropped ({reasons})")
         if source.documents_heldout and not source.documents_kept:
             found.append(f"source {source.name}: all of it is held out and none of it trained on; add text to it")
-        if source.documents_heldout and source.name not in unlike:
+        if source.documents_heldout and source.name not in without_copies:
             found.append(
                 f"source {source.name}: near_duplicates is off, so what is held out may have near copies in what is "
                 "trained on, and the figures on held-out text flatter"

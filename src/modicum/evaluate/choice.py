@@ -99,8 +99,9 @@ def multiple_choice(
 
 
 def chat_choice(tokenizer: Tokenizer, question: str, choice: str) -> Scored:
-    """The choice as the assistant's answer to the question; scored without the end of the turn, and without what a
-    template opens an answer with, as Qwen3's empty thought. Raises UserError for a template that writes no answer."""
+    """The choice as the assistant's answer to the question; scored without the end of the turn, and without what stands
+    before the last control token that a template opens an answer with, as Qwen3's empty thought. Raises UserError for a
+    template that writes no answer."""
     turn = [{"role": "user", "content": question}]
     prompt = tokenizer.render(turn, add_generation_prompt=True).ids
     ids = tokenizer.render([*turn, {"role": "assistant", "content": choice}]).ids
@@ -108,10 +109,11 @@ def chat_choice(tokenizer: Tokenizer, question: str, choice: str) -> Scored:
         raise UserError("chat.template: a prompt is not the beginning of its answered conversation")
     control = [i for i in range(len(prompt), len(ids)) if ids[i] in tokenizer.special_ids]
     spans = [span for span in pairwise([len(prompt) - 1, *control, len(ids)]) if span[1] - span[0] > 1]
-    answers = [span for span in spans if choice.strip() in tokenizer.decode(ids[span[0] + 1 : span[1]])]
     if not spans:
         raise UserError("chat.template: it writes nothing of an assistant's answer")
-    before, end = (answers or spans)[0]
+    said = [tokenizer.decode(ids[before + 1 : end]).strip() for before, end in spans]
+    alike = [span for span, text in zip(spans, said, strict=True) if text == choice.strip()]
+    before, end = alike[0] if alike else max(spans, key=lambda span: span[1] - span[0])
     return Scored(ids[:end], before + 1)
 
 

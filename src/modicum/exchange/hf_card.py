@@ -39,6 +39,7 @@ _CHAT = (
     'tokenizer.apply_chat_template([{"role": "user", "content": "Hello"}], add_generation_prompt=True, '
     'return_dict=True, return_tensors="pt")'
 )
+_UNTOLD = "Which texts it was trained on is not known here: name their licences before it is given to others."
 _CALLED = {"pretrain": "base", "sft": "chat"}  # what an evaluation calls a stage's model
 _PLAIN = 'tokenizer("Once", return_tensors="pt")'
 
@@ -61,8 +62,7 @@ def model_card(checkpoint: Checkpoint, dtype: torch.dtype) -> tuple[str, bool]:
         ],
     )
     evaluation = _evaluation(run, model, checkpoint.path) if run else []
-    licences = _licences(RunDirectory(run), checkpoint.path.resolve().parent.parent.name) if run else []
-    untold = "No record of its texts lies with the checkpoint: name their licences here before it is given to others."
+    texts = _texts(RunDirectory(run), checkpoint.path.resolve().parent.parent.name) if run else [_UNTOLD]
     lines = [
         f"# {name}",
         "",
@@ -81,7 +81,7 @@ def model_card(checkpoint: Checkpoint, dtype: torch.dtype) -> tuple[str, bool]:
         "",
         "## Texts it was trained on",
         "",
-        *(licences or [untold]),
+        *texts,
     ]
     return _HEAD + "\n".join(lines) + "\n", bool(evaluation)
 
@@ -117,25 +117,30 @@ def _interval(figures: Mapping[str, float | None], key: str, unit: str) -> str:
     return value if figures["low"] is None else f"{value} ({figures['low']:{shown}} to {figures['high']:{shown}})"
 
 
-def _licences(run: RunDirectory, stage: str) -> list[str]:
-    """Of the corpus that the stage's model learned from, by source and licence, as its records name them; none where
-    another corpus lies in the run by now, or the base model was taken over as it was."""
-    report = run.path / "corpus" / "text" / "report.json"
-    base = (run.checkpoints("pretrain") / "last").resolve()
-    if not (report.is_file() and trained_beside(run, stage)) or base == step_folder(base.parent, 0):
-        return []
-    rows = [
-        (source["name"], licence, f"{share['documents']:,}", f"{share['bytes'] / 1e6:.2f} MB")
-        for source in read_json(report)["sources"]
-        for licence, share in source["licences"].items()
-    ]
-    lines = _table(("source", "licence", "documents", "size"), rows)
+def _texts(run: RunDirectory, stage: str) -> list[str]:
+    """What the stage's model learned from: the corpus, and what came before and after it."""
+    lines = _licences(run, stage) or [_UNTOLD]
     tokenizer = run.stage("tokenizer").manifest()
     if tokenizer is not None and "model.checkpoint" in tokenizer.inputs:
         lines += ["", "It began as another model, whose texts and licence come on top: name them here."]
     if stage == "sft":
         lines += ["", "It was tuned on conversations besides; their licences stand where they came from."]
     return lines
+
+
+def _licences(run: RunDirectory, stage: str) -> list[str]:
+    """Of the corpus, by source and licence, as its records name them; none where another corpus lies in the run by now,
+    or the base model was taken over as it was."""
+    report = run.path / "corpus" / "text" / "report.json"
+    taken_over = step_folder(run.checkpoints("pretrain"), 0).exists()
+    if taken_over or not report.is_file() or not trained_beside(run, stage):
+        return []
+    rows = [
+        (source["name"], licence, f"{share['documents']:,}", f"{share['bytes'] / 1e6:.2f} MB")
+        for source in read_json(report)["sources"]
+        for licence, share in source["licences"].items()
+    ]
+    return _table(("source", "licence", "documents", "size"), rows)
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[Any, ...]]) -> list[str]:

@@ -13,8 +13,8 @@ def leaving(checkpoint: Checkpoint) -> Checkpoint:
     Every text that one trained here read began with the token that ends one, and it is asked in this way here, so its
     tokenizer says to put that token there. And it was never taught the chat template, which its tokenizer carries for
     the tuning to come: a program that finds one asks the model in it. A base model that no training here has touched
-    leaves as it came, with the template that lies in its folder alone. A chat
-    model's template writes all that stands before a text.
+    leaves as it came, with the template that lies in its folder alone. A chat model's template writes all that stands
+    before a text.
     """
     if checkpoint.talks:
         return checkpoint

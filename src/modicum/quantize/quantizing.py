@@ -88,7 +88,7 @@ def quantize_checkpoint(
         raise UserError(f"--heldout {heldout}: is what --text fits to; what is fitted to must not judge, name another")
     loaded = load_checkpoint(checkpoint)
     loaded.weights  # noqa: B018 (refuses those that are rounded already)
-    check_free(4 * loaded.config.parameter_count() + moment_bytes(loaded.config))
+    _check_memory(loaded, tune_steps)
     progress("reading the texts")
     judging = judging_texts(loaded, heldout, texts=_JUDGED, tokens=_JUDGED_TOKENS)
     given = fitting_texts(text, loaded)
@@ -190,6 +190,17 @@ def _rounded(model: Any, to: Target, moments: dict[str, Any]) -> dict[str, Round
         small = to == "int4" and name not in (_TABLE, "lm_head") and weight.shape[1] % BLOCK == 0
         found[name] = round_matrix(weight, 4 if small else 8, moments.get(name))
     return found
+
+
+def _check_memory(checkpoint: Checkpoint, tune_steps: int) -> None:
+    """UserError where memory is too short: float32 weights and input moments; the tuned copy, its gradients and AdamW's
+    two moments."""
+    copies = 5 if tune_steps else 1
+    try:
+        check_free(copies * 4 * checkpoint.config.parameter_count() + moment_bytes(checkpoint.config))
+    except UserError as error:
+        mend = "leave out --tune, or take" if tune_steps else "take"
+        raise UserError(f"{checkpoint.path}: to round it, {error}; {mend} a machine with more") from None
 
 
 def _can_gain(to: Target, matrix: RoundedMatrix) -> bool:

@@ -157,7 +157,8 @@ def time_changes(
     if total <= budget:
         beside = f"the rest takes about {duration(total)}, within {duration(budget)}"
         return [f"nothing is known here of the time of {', '.join(unknown)}; {beside}"] if unknown else []
-    needs = f"the run takes about {duration(total)}, more than {duration(budget)}"
+    uncounted = f", without {', '.join(unknown)}, whose time is not known here" if unknown else ""
+    needs = f"the run takes about {duration(total)}{uncounted}, more than {duration(budget)}"
     work = works[0]
     left = budget - (total - pretrain)
     steps = floor(work.steps * left / pretrain) if pretrain else 0

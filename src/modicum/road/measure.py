@@ -54,12 +54,12 @@ def evaluate(road: Road) -> None:
 
 
 def is_of_these_models(road: Road) -> bool:
-    """Whether what was measured last is the models that lie in the run now."""
-    manifest = road.run.stage("evaluate").manifest()
-    return manifest is not None and all(
-        path.exists() and manifest.inputs.get(name) == hash_file(path / "manifest.json")
-        for name, path in _checkpoints(road).items()
-    )
+    """Whether what was measured last is the models that lie in the run now, as far as its recipe has them."""
+    manifest, there = road.run.stage("evaluate").manifest(), _checkpoints(road)
+    if manifest is None or manifest.inputs.keys() & {"base", "chat"} > there.keys():
+        return False
+    hashes = {name: hash_file(path / "manifest.json") for name, path in there.items() if path.exists()}
+    return all(manifest.inputs.get(name) == found for name, found in hashes.items())
 
 
 def _checkpoints(road: Road) -> dict[str, Path]:

@@ -84,8 +84,8 @@ def run(
             if stage.name == "evaluate":  # here both training stages have accepted the recipe as theirs
                 ranks.by_first(accept)
             done += _bring_up_to_date(road, stage)
-        if _chosen(recipe, until, start)[-1].name in _TRAINING or not _has_trained(road):
-            ranks.by_first(accept)
+        trained = _chosen(recipe, until, start)[-1].name in _TRAINING
+        ranks.by_first(lambda: accept() if trained or not _has_trained(road) else None)
         if not done:
             road.listener.say(f"{road.run.path}: everything is up to date")
     return road

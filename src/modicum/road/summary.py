@@ -11,7 +11,7 @@ def summary(road: Road) -> str:
     path = road.folder("evaluate") / RESULTS
     lines = []
     if path.exists() and not is_of_these_models(road):
-        lines.append("what was measured is an earlier model; `modicum run RECIPE` measures this one")
+        lines.append("what was measured are earlier models; `modicum run RECIPE` measures these")
     elif path.exists():
         results = json.loads(path.read_text("utf-8"))
         lines += _bits(results["heldout"]) + _choices(results["choices"])

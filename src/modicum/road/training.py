@@ -180,10 +180,12 @@ def sft(road: Road) -> None:
 def _moment_of_sft(road: Road) -> float:
     """When tuning began, in seconds since the epoch: a template that tells the date writes that one until it ends, or
     the examples of tomorrow were others."""
-    path = road.folder("sft") / "began.json"
-    if not path.exists():
-        write_json(path, {"seconds_since_epoch": time.time()})
-    return float(json.loads(path.read_text("utf-8"))["seconds_since_epoch"])
+    path, now = road.folder("sft") / "began.json", time.time()
+    if path.exists():
+        return float(json.loads(path.read_text("utf-8"))["seconds_since_epoch"])
+    if newest(road.run.checkpoints("sft")) is None:  # else a version began it that kept no such file
+        write_json(path, {"seconds_since_epoch": now})
+    return now
 
 
 def conversations(road: Road, tokenizer: Tokenizer) -> ConversationSplit:

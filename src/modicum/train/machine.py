@@ -81,8 +81,8 @@ def choose(
 
     earlier: `Choices.plain()` of the run that goes on; those stand where nothing else is asked for, except for threads,
     which follow the machine, and the dtype, which follows another kind of device. When the machine or a wish forces
-    another choice, `say` is told that the run is no longer the same bit for bit. Raises UserError for a
-    device that is not there.
+    another choice, `say` is told that the run is no longer the same bit for bit. Raises UserError for a device that is
+    not there.
     """
     before = dict(earlier or {})
     device = _device(wishes.device, before.get("device"))

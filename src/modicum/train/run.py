@@ -178,7 +178,7 @@ class Run:
             loss, targets = self.loss.mean(heldout(), self.ranks)
         reshard(self.loss)
         if self.best is not None and self.best.get("targets", targets) != targets:
-            self.say(f"held-out text of {targets:,} tokens now (evaluate_tokens), so the best is looked for anew")
+            self.say(f"the held-out text has {targets:,} tokens now and is another one, so the best is looked for anew")
             self.best = None
         better = isfinite(loss) and (self.best is None or loss < self.best["loss"])
         if better:
